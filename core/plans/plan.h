@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// A plan: what each member of a collective does, as data. Plans depend only on
+// (algorithm, members), not on the message, and are made once.
+#ifndef DFCCL_CORE_PLANS_PLAN_H_
+#define DFCCL_CORE_PLANS_PLAN_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "core/protocol/step.h"
+
+namespace dfccl {
+
+enum class Algorithm : uint8_t { kDirectOneShot = 0, kDirectTwoShot, kRing, kRecursiveDoubling };
+constexpr int kAlgorithmCount = 4;
+constexpr int kMaxPlanMembers = 64;  // larger groups: direct plans only (any n up to 65534)
+
+struct MemberPlan {
+  std::vector<Step> steps;
+  std::vector<BufferRef> refs;
+};
+
+struct Plan {
+  Algorithm algorithm;
+  int members = 0;
+  uint32_t chunk_count = 1;
+  uint32_t scratch_slots = 0;
+  std::vector<MemberPlan> member;  // [members]
+
+  StepList List(int index) const {
+    return {member[index].steps.data(), member[index].refs.data(),
+            static_cast<uint32_t>(member[index].steps.size()), chunk_count, scratch_slots};
+  }
+};
+
+const char* AlgorithmName(Algorithm algorithm);
+
+// Builds the all-reduce plan for `members` >= 1. Pure. `chunks_per_member`
+// splits each member's share further (>= 1) where the algorithm pipelines.
+Plan PlanAllReduce(Algorithm algorithm, int members, int chunks_per_member = 1);
+
+// The same, made once per process and shared. Thread-safe; never freed.
+const Plan& CachedAllReducePlan(Algorithm algorithm, int members);
+
+}  // namespace dfccl
+
+#endif  // DFCCL_CORE_PLANS_PLAN_H_

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// A step of a plan: the only things an interpreter can do. Plain data that the
+// CPU daemon, the CUDA daemon, the verifier and the simulator all read.
+//
+// Members of a collective share one progress word each: written only by its
+// member (release), read by all (acquire), and it only grows. A kSignal step
+// stores a new value into the member's own word; a kWait step is passed when
+// the named member's word (or every member's) has reached a value. kWait steps
+// are the only places where an interpreter can wait. Before its first step
+// runs, a member has published its buffers and its progress word is 1
+// ("arrived"), so a plan's own signals start at 2.
+//
+// A kReduce step folds the listed sources in list order and writes the value to
+// every listed destination; with one source it is a copy. Its range is
+// [chunk_begin, chunk_end) of the plan's chunk_count equal chunks of the
+// message (ChunkRange below gives elements).
+#ifndef DFCCL_CORE_PROTOCOL_STEP_H_
+#define DFCCL_CORE_PROTOCOL_STEP_H_
+
+#include <stdint.h>
+
+namespace dfccl {
+
+enum class StepKind : uint8_t { kSignal = 0, kWait = 1, kReduce = 2 };
+
+// kSource and kResult hold elements of the message's type. kScratch slots hold
+// elements of its accumulation type, so partial sums are never rounded.
+enum class BufferKind : uint8_t { kSource = 0, kResult = 1, kScratch = 2 };
+
+struct BufferRef {
+  BufferKind kind;
+  uint8_t scratch_slot;  // which message-sized scratch slot, for kScratch
+  uint16_t member;       // whose buffer
+};
+
+constexpr uint16_t kEveryMember = 0xffff;
+constexpr uint32_t kArrived = 1;
+
+struct Step {
+  StepKind kind;
+  bool finalize;    // kReduce: apply the operator's last step (kMean divides)
+  uint16_t member;  // kWait: whose word, or kEveryMember
+  uint32_t value;   // kSignal, kWait
+  uint32_t chunk_begin;
+  uint32_t chunk_end;
+  uint16_t source_begin;  // kReduce: range in the member's ref list
+  uint16_t source_end;
+  uint16_t destination_begin;
+  uint16_t destination_end;
+};
+
+// One member's program: `steps` and `refs` belong to a Plan that outlives it.
+struct StepList {
+  const Step* steps;
+  const BufferRef* refs;
+  uint32_t step_count;
+  uint32_t chunk_count;    // chunks of the whole message
+  uint32_t scratch_slots;  // message-sized scratch slots each member owns
+};
+
+// First element of chunk `chunk` of `chunk_count`, for `count` elements, with
+// boundaries on multiples of `align` elements (so that members never share a
+// cache line of a result). ChunkStart(chunk_count) == count.
+inline int64_t ChunkStart(int64_t count, uint32_t chunk, uint32_t chunk_count, int64_t align) {
+  const int64_t blocks = (count + align - 1) / align;
+  const int64_t start = (blocks / chunk_count) * chunk +
+                        (blocks % chunk_count) * static_cast<int64_t>(chunk) / chunk_count;
+  const int64_t element = start * align;
+  return element < count ? element : count;
+}
+
+}  // namespace dfccl
+
+#endif  // DFCCL_CORE_PROTOCOL_STEP_H_

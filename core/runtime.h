@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// The process-wide runtime: what the XLA handlers and the bindings call.
+// Everything else in core/ is behind this header.
+#ifndef DFCCL_CORE_RUNTIME_H_
+#define DFCCL_CORE_RUNTIME_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/collective.h"
+#include "core/status.h"
+#include "core/trace/flight.h"
+
+namespace dfccl {
+
+struct Group;      // interned ordered member list; core/group.h
+struct Operation;  // one member's part of one collective instance
+
+struct Submission {
+  int64_t device = 0;  // global device id of this member
+  const Group* group = nullptr;
+  int member = 0;  // index in group
+  CollectiveId id;
+  Signature signature;
+  const void* source = nullptr;
+  void* result = nullptr;     // nullptr: the runtime owns the result until Collect
+  bool stage_source = false;  // copy the source at submission; else read in place
+  int priority = 0;           // larger first
+  int64_t timeout_ns = 0;     // 0: the process default
+  // For people: where the call is and what it is called. Not part of matching.
+  uint64_t program = 0;
+  uint64_t launch = 0;
+  int32_t site = -1;
+  std::string_view name;  // empty: unnamed
+  int64_t key = 0;
+  bool has_key = false;
+};
+
+struct RuntimeOptions {
+  int workers = 0;  // 0: the cores this process may use
+  int64_t timeout_ns = 600'000'000'000;
+  int64_t stall_warning_ns = 10'000'000'000;
+  int64_t cycle_grace_ns = 2'000'000'000;  // 0: never report cycles as errors
+  bool preemption = true;                  // false only in tests that show why it is there
+  uint64_t first_sequence = 0;             // tests start counters near 2^31, 2^32, 2^63
+  std::string algorithm;                   // "": chosen by size
+};
+
+// What a call site is, for messages; registered when a program is lowered.
+struct SiteInfo {
+  std::string operation;  // "all_reduce(sum)"
+  std::string name;
+  std::string source;          // "train.py:12 (step)"
+  std::string program;         // "jit_step"
+  std::vector<int32_t> after;  // sites whose results this one's operand needs
+};
+
+class Runtime {
+ public:
+  // Created at first use with the options last given to Configure.
+  static Runtime& Get();
+  static void Configure(const RuntimeOptions& options);
+
+  virtual ~Runtime() = default;
+
+  virtual const Group* InternGroup(const std::vector<int64_t>& members) = 0;
+
+  // Hands one member's part to its device's daemon and drives it for a bounded
+  // time on the calling thread. Never waits for a peer; waits only for room in
+  // a full submission queue, by driving the daemon. Thread-safe.
+  virtual Operation* Submit(const Submission& submission) = 0;
+
+  // True once the operation has finished; then *status is its outcome and the
+  // caller must call Collect or Release exactly once.
+  virtual bool Finished(Operation* operation, Status* status) = 0;
+
+  // Calls function(argument) once when the operation finishes, on a thread
+  // where foreign code may run for long. Returns false, without calling, if it
+  // has finished already.
+  using Callback = void (*)(void* argument);
+  virtual bool OnFinish(Operation* operation, Callback function, void* argument) = 0;
+
+  // Copies a runtime-owned result to `destination` and releases the operation.
+  virtual void Collect(Operation* operation, void* destination) = 0;
+  virtual void Release(Operation* operation) = 0;
+
+  // Ends every unfinished operation that `device` started in (program, launch)
+  // with `status`, and returns when no peer touches their buffers any more.
+  virtual void Abandon(int64_t device, uint64_t program, uint64_t launch, const Status& status) = 0;
+
+  virtual void RegisterSite(uint64_t program, int32_t site, SiteInfo info) = 0;
+
+  // Any thread, any time, also while the job is stuck.
+  virtual FlightReport Report() = 0;
+
+  // Ends everything pending with an error, stops and joins the threads, within
+  // a bound. Called at exit; the next Get starts afresh.
+  static void Shutdown();
+};
+
+}  // namespace dfccl
+
+#endif  // DFCCL_CORE_RUNTIME_H_
