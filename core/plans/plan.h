@@ -17,18 +17,19 @@ constexpr int kMaxPlanMembers = 64;  // larger groups: direct plans only (any n 
 
 struct MemberPlan {
   std::vector<Step> steps;
-  std::vector<BufferRef> refs;
 };
 
 struct Plan {
-  Algorithm algorithm;
+  Algorithm algorithm = Algorithm::kDirectOneShot;
   int members = 0;
   uint32_t chunk_count = 1;
   uint32_t scratch_slots = 0;
   std::vector<MemberPlan> member;  // [members]
+  // Shared by the members, so that direct plans stay linear in them.
+  std::vector<BufferRef> refs;
 
   StepList List(int index) const {
-    return {member[index].steps.data(), member[index].refs.data(),
+    return {member[index].steps.data(), refs.data(),
             static_cast<uint32_t>(member[index].steps.size()), chunk_count, scratch_slots};
   }
 };

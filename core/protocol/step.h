@@ -13,7 +13,7 @@
 // A kReduce step folds the listed sources in list order and writes the value to
 // every listed destination; with one source it is a copy. Its range is
 // [chunk_begin, chunk_end) of the plan's chunk_count equal chunks of the
-// message (ChunkRange below gives elements).
+// message (ChunkStart below gives elements).
 #ifndef DFCCL_CORE_PROTOCOL_STEP_H_
 #define DFCCL_CORE_PROTOCOL_STEP_H_
 
@@ -43,10 +43,10 @@ struct Step {
   uint32_t value;   // kSignal, kWait
   uint32_t chunk_begin;
   uint32_t chunk_end;
-  uint16_t source_begin;  // kReduce: range in the member's ref list
-  uint16_t source_end;
-  uint16_t destination_begin;
-  uint16_t destination_end;
+  uint32_t source_begin;  // kReduce: ranges in the plan's ref list
+  uint32_t source_end;
+  uint32_t destination_begin;
+  uint32_t destination_end;
 };
 
 // One member's program: `steps` and `refs` belong to a Plan that outlives it.
@@ -62,11 +62,11 @@ struct StepList {
 // boundaries on multiples of `align` elements (so that members never share a
 // cache line of a result). ChunkStart(chunk_count) == count.
 inline int64_t ChunkStart(int64_t count, uint32_t chunk, uint32_t chunk_count, int64_t align) {
-  const int64_t blocks = (count + align - 1) / align;
-  const int64_t start = (blocks / chunk_count) * chunk +
-                        (blocks % chunk_count) * static_cast<int64_t>(chunk) / chunk_count;
-  const int64_t element = start * align;
-  return element < count ? element : count;
+  // Unsigned: the product below reaches 2^64 - 2^33 + 1, and no sum leaves int64_t.
+  const uint64_t blocks = static_cast<uint64_t>(count / align) + (count % align != 0);
+  const uint64_t start = blocks / chunk_count * chunk +
+                         blocks % chunk_count * static_cast<uint64_t>(chunk) / chunk_count;
+  return start < blocks ? static_cast<int64_t>(start) * align : count;
 }
 
 }  // namespace dfccl
