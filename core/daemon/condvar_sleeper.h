@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Blocks and wakes threads for ParkingLot (core/protocol/parking.h) with a
+// mutex and a condition variable.
+#ifndef DFCCL_CORE_DAEMON_CONDVAR_SLEEPER_H_
+#define DFCCL_CORE_DAEMON_CONDVAR_SLEEPER_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+
+#include "core/protocol/atomics.h"
+
+namespace dfccl {
+
+class CondvarSleeper {
+ public:
+  void SleepWhileEqual(const Atomic<uint32_t>& word, uint32_t value) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    // A waker changes the word before it takes the mutex: either this look sees
+    // the change, or the waker comes in after the wait has begun.
+    while (word.LoadSeqCst() == value) condition_.wait(lock);
+  }
+
+  void WakeOne() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    condition_.notify_one();
+  }
+
+  void WakeAll() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    condition_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable condition_;
+};
+
+}  // namespace dfccl
+
+#endif  // DFCCL_CORE_DAEMON_CONDVAR_SLEEPER_H_
