@@ -110,11 +110,15 @@ void PlanRing(Plan* plan, int pieces) {
   for (int r = 0; r < n; ++r) {
     const int left = (r + n - 1) % n;
     const int right = (r + 1) % n;
-    const RefRange first = AddRefs(plan, {Source(left), Source(r)});
-    const RefRange partial = AddRefs(plan, {Scratch(left, 0), Source(r)});
+    const RefRange sources = AddRefs(plan, {Source(left), Source(r)});
     const RefRange left_result = AddRefs(plan, {Result(left)});
-    const RefRange scratch = AddRefs(plan, {Scratch(r, 0)});
     const RefRange result = AddRefs(plan, {Result(r)});
+    RefRange partial{};  // two members need no scratch
+    RefRange scratch{};
+    if (n > 2) {
+      partial = AddRefs(plan, {Scratch(left, 0), Source(r)});
+      scratch = AddRefs(plan, {Scratch(r, 0)});
+    }
     Program program(plan, r);
     for (int round = 1; round <= rounds; ++round) {
       const int share = (r + 2 * n - round) % n;
@@ -131,7 +135,7 @@ void PlanRing(Plan* plan, int pieces) {
         const RefRange chunks{chunk, chunk + 1};
         if (round < n) {
           const bool last = round == n - 1;
-          program.Reduce(round == 1 ? first : partial, last ? result : scratch, chunks, last);
+          program.Reduce(round == 1 ? sources : partial, last ? result : scratch, chunks, last);
         } else {
           program.Reduce(left_result, result, chunks, /*finalize=*/false);
         }

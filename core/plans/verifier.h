@@ -18,8 +18,8 @@ struct VerifierReport {
 // Proves that, for every interleaving the waits allow:
 //  * every member's result holds every member's source exactly once, in one
 //    fold order that is the same on all members, and is finalized exactly once;
-//  * every wait is reached by a signal (no deadlock), signals only grow, and
-//    no signal is without a reader;
+//  * every wait is reached by a signal of its very value (no deadlock), signals
+//    only grow, and no signal or scratch write is without a reader;
 //  * no buffer range is written while another member may read or write it, and
 //    none is read before it is written (happens-before from signals and waits);
 //  * no member's buffer is touched after that member may have finished.

@@ -1,0 +1,594 @@
+// SPDX-License-Identifier: Apache-2.0
+// The verifier: one symbolic run of a plan that stands for all its runs.
+//
+// Why one run is enough. A progress word has one writer and only grows, so a
+// wait that can pass stays passable whatever the others do. Hence every order
+// of running the members ends with the same steps done: a deadlock shows in any
+// order, or in none. What a wait tells its member for certain is the history of
+// the *first* signal that satisfies it, again in any order; that signal -> wait
+// and program order are the only happens-before edges. If they order every two
+// conflicting accesses, no run races, and each read sees the same write in all
+// runs, so the values seen here are the values of every run. If they leave two
+// conflicting accesses unordered, some run has them the other way round or at
+// once, and the plan is wrong.
+//
+// Vector clocks carry that order. A member's clock counts, per member, the
+// events known to be over: 0 nothing, 1 its arrival, s + 2 its step s. Because
+// the run follows the edges, comparing a write with the last write and the
+// reads since, and a read with the last write, finds a race if there is one.
+#include "core/plans/verifier.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <tuple>
+#include <utility>
+
+namespace dfccl {
+namespace {
+
+constexpr size_t kMaxFaults = 40;
+
+// Values as expressions, each made once, so that equal ids are equal folds.
+class Expressions {
+ public:
+  enum class Form { kNone, kSource, kFold, kFinal, kRounded };
+  using Id = int;
+  static constexpr Id kUnwritten = 0;
+
+  explicit Expressions(int members) : words_((members + 63) / 64) {
+    Make(Form::kNone, 0, 0);  // kUnwritten
+  }
+
+  Id Source(int member) { return Make(Form::kSource, member, 0); }
+  Id Fold(Id left, Id right) { return Make(Form::kFold, left, right); }
+  Id Finalize(Id value) { return Make(Form::kFinal, value, 0); }
+  // What an element of the message's type holds: sources fit as they are.
+  Id Round(Id value) {
+    const Form form = nodes_[value].form;
+    return form == Form::kSource || form == Form::kRounded ? value : Make(Form::kRounded, value, 0);
+  }
+
+  // Fit to be folded or finalized: not rounded, not finalized.
+  bool IsPartial(Id value) const {
+    return nodes_[value].form == Form::kSource || nodes_[value].form == Form::kFold;
+  }
+  bool IsFinal(Id value) const {
+    return nodes_[value].form == Form::kFinal ||
+           (nodes_[value].form == Form::kRounded && IsFinal(nodes_[value].left));
+  }
+  bool Holds(Id value, int member) const {
+    return nodes_[value].members[member / 64] >> (member % 64) & 1;
+  }
+  bool Overlap(Id left, Id right) const {
+    for (size_t i = 0; i < words_; ++i) {
+      if (nodes_[left].members[i] & nodes_[right].members[i]) return true;
+    }
+    return false;
+  }
+
+  std::string Text(Id value) const {
+    std::string text;
+    Append(value, &text);
+    if (text.size() > kMaxText) text = text.substr(0, kMaxText) + "...";
+    return text;
+  }
+
+ private:
+  static constexpr size_t kMaxText = 160;
+
+  struct Node {
+    Form form;
+    int left;  // the member, for kSource
+    int right;
+    std::vector<uint64_t> members;  // bit set of the sources in it
+  };
+
+  Id Make(Form form, int left, int right) {
+    const auto [found, made] =
+        ids_.try_emplace(std::make_tuple(form, left, right), static_cast<Id>(nodes_.size()));
+    if (made) {
+      Node node{form, left, right, std::vector<uint64_t>(words_)};
+      if (form == Form::kSource) {
+        node.members[left / 64] |= uint64_t{1} << (left % 64);
+      } else if (form != Form::kNone) {
+        for (size_t i = 0; i < words_; ++i) {
+          node.members[i] = nodes_[left].members[i] | nodes_[right].members[i];
+        }
+      }
+      nodes_.push_back(std::move(node));
+    }
+    return found->second;
+  }
+
+  void Append(Id value, std::string* text) const {
+    if (text->size() > kMaxText) return;
+    const Node& node = nodes_[value];
+    switch (node.form) {
+      case Form::kNone:
+        *text += "nothing";
+        return;
+      case Form::kSource:
+        *text += "s" + std::to_string(node.left);
+        return;
+      case Form::kFold:
+        *text += "(";
+        Append(node.left, text);
+        *text += " ";
+        Append(node.right, text);
+        *text += ")";
+        return;
+      case Form::kFinal:
+      case Form::kRounded:
+        *text += node.form == Form::kFinal ? "final" : "round";
+        *text += "[";
+        Append(node.left, text);
+        *text += "]";
+        return;
+    }
+  }
+
+  size_t words_;
+  std::vector<Node> nodes_;
+  std::map<std::tuple<Form, int, int>, Id> ids_;
+};
+
+class Verifier {
+ public:
+  explicit Verifier(const Plan& plan) : plan_(plan), n_(plan.members), expressions_(plan.members) {}
+
+  VerifierReport Run() {
+    if (CheckForm()) {
+      Prepare();
+      Execute();
+      if (CheckAllDone()) {
+        CheckResults();
+        CheckWaste();
+        CheckLifetimes();
+      }
+    }
+    if (unlisted_ > 0) {
+      report_.faults.push_back("and " + std::to_string(unlisted_) + " more faults");
+    }
+    return std::move(report_);
+  }
+
+ private:
+  using Clock = std::vector<uint32_t>;
+
+  struct Signalled {
+    uint32_t value;
+    Clock clock;  // what whoever sees the value knows
+    int step;
+    bool read = false;
+  };
+  struct MemberState {
+    size_t next_step = 0;
+    Clock clock;
+    std::vector<Signalled> signals;
+    std::vector<uint32_t> touched;  // [peer]: this member's last event in the peer's buffers
+  };
+  struct Access {
+    int member;
+    uint32_t event;
+  };
+  struct Location {  // one chunk of one buffer
+    Expressions::Id value = Expressions::kUnwritten;
+    Access write{-1, 0};
+    std::vector<Access> reads;  // since that write
+  };
+
+  static constexpr uint32_t kArrivalEvent = 1;
+  static uint32_t EventOf(size_t step) { return static_cast<uint32_t>(step) + 2; }
+  static size_t StepOf(uint32_t event) { return event - 2; }
+
+  // ---- messages
+
+  void Fault(std::string text) {
+    if (report_.faults.size() < kMaxFaults) {
+      report_.faults.push_back(std::move(text));
+    } else {
+      ++unlisted_;
+    }
+  }
+  void FaultAt(int member, size_t step, const std::string& text) {
+    Fault(Where(member, step) + ": " + text);
+  }
+  std::string Where(int member, size_t index) const {
+    const Step& step = plan_.member[member].steps[index];
+    std::string text =
+        "member " + std::to_string(member) + ", step " + std::to_string(index) + " (";
+    switch (step.kind) {
+      case StepKind::kSignal:
+        text += "signal " + std::to_string(step.value);
+        break;
+      case StepKind::kWait:
+        text += "wait for " +
+                (step.member == kEveryMember ? "every member"
+                                             : "member " + std::to_string(step.member)) +
+                " to reach " + std::to_string(step.value);
+        break;
+      case StepKind::kReduce:
+        text += "reduce chunks [" + std::to_string(step.chunk_begin) + ", " +
+                std::to_string(step.chunk_end) + ")";
+        break;
+    }
+    return text + ")";
+  }
+  static std::string Name(BufferRef ref, uint32_t chunk) {
+    std::string text =
+        "chunk " + std::to_string(chunk) + " of member " + std::to_string(ref.member) + "'s ";
+    switch (ref.kind) {
+      case BufferKind::kSource:
+        return text + "source";
+      case BufferKind::kResult:
+        return text + "result";
+      case BufferKind::kScratch:
+        return text + "scratch " + std::to_string(ref.scratch_slot);
+    }
+    return text;
+  }
+
+  // ---- form: what can be seen without running; false if it cannot be run
+
+  bool CheckForm() {
+    if (n_ < 1 || n_ >= kEveryMember || plan_.member.size() != static_cast<size_t>(n_)) {
+      Fault("a plan for " + std::to_string(n_) + " members with " +
+            std::to_string(plan_.member.size()) + " programs");
+      return false;
+    }
+    if (plan_.chunk_count < 1) {
+      Fault("no chunks");
+      return false;
+    }
+    bool runnable = true;
+    for (size_t i = 0; i < plan_.refs.size(); ++i) {
+      const BufferRef& ref = plan_.refs[i];
+      if (ref.member >= n_ || ref.kind > BufferKind::kScratch ||
+          (ref.kind == BufferKind::kScratch && ref.scratch_slot >= plan_.scratch_slots)) {
+        Fault("ref " + std::to_string(i) + " names no buffer");
+        runnable = false;
+      }
+    }
+    for (int member = 0; member < n_; ++member) {
+      const std::vector<Step>& steps = plan_.member[member].steps;
+      for (size_t i = 0; i < steps.size(); ++i) {
+        const Step& step = steps[i];
+        if (step.kind > StepKind::kReduce) {
+          Fault("member " + std::to_string(member) + ", step " + std::to_string(i) +
+                ": of no known kind");
+          runnable = false;
+        } else if (step.kind == StepKind::kWait && step.member != kEveryMember &&
+                   step.member >= n_) {
+          FaultAt(member, i, "no such member");
+          runnable = false;
+        } else if (step.kind == StepKind::kReduce) {
+          if (step.chunk_begin >= step.chunk_end || step.chunk_end > plan_.chunk_count) {
+            FaultAt(member, i,
+                    "not a range of the " + std::to_string(plan_.chunk_count) + " chunks");
+            runnable = false;
+          }
+          if (step.source_begin >= step.source_end || step.source_end > plan_.refs.size() ||
+              step.destination_begin >= step.destination_end ||
+              step.destination_end > plan_.refs.size()) {
+            FaultAt(member, i, "has no source or no destination");
+            runnable = false;
+          }
+        }
+      }
+    }
+    return runnable;
+  }
+
+  // ---- the run
+
+  void Prepare() {
+    states_.resize(n_);
+    for (int member = 0; member < n_; ++member) {
+      states_[member].clock.resize(n_);
+      states_[member].clock[member] = kArrivalEvent;
+      states_[member].touched.resize(n_);
+    }
+    locations_.resize(n_ * BuffersPerMember() * plan_.chunk_count);
+    for (int member = 0; member < n_; ++member) {
+      for (uint32_t chunk = 0; chunk < plan_.chunk_count; ++chunk) {
+        At({BufferKind::kSource, 0, static_cast<uint16_t>(member)}, chunk).value =
+            expressions_.Source(member);
+      }
+    }
+  }
+
+  size_t BuffersPerMember() const { return 2 + plan_.scratch_slots; }
+  Location& At(BufferRef ref, uint32_t chunk) {
+    const size_t buffer = ref.kind == BufferKind::kSource   ? 0
+                          : ref.kind == BufferKind::kResult ? 1
+                                                            : size_t{2} + ref.scratch_slot;
+    return locations_[(ref.member * BuffersPerMember() + buffer) * plan_.chunk_count + chunk];
+  }
+
+  void Execute() {
+    bool progress = true;
+    while (progress) {
+      progress = false;
+      for (int member = 0; member < n_; ++member) {
+        MemberState& state = states_[member];
+        const std::vector<Step>& steps = plan_.member[member].steps;
+        while (state.next_step < steps.size() && Execute(member, steps[state.next_step])) {
+          state.clock[member] = EventOf(state.next_step);
+          ++state.next_step;
+          progress = true;
+        }
+      }
+    }
+  }
+
+  // False if the step has to wait.
+  bool Execute(int member, const Step& step) {
+    switch (step.kind) {
+      case StepKind::kSignal:
+        Signal(member, step);
+        return true;
+      case StepKind::kWait:
+        return Wait(member, step);
+      case StepKind::kReduce:
+        Reduce(member, step);
+        return true;
+    }
+    return true;
+  }
+
+  uint32_t Word(int member) const {
+    const std::vector<Signalled>& signals = states_[member].signals;
+    return signals.empty() ? kArrived : signals.back().value;
+  }
+
+  void Signal(int member, const Step& step) {
+    MemberState& state = states_[member];
+    if (step.value <= Word(member)) {
+      FaultAt(member, state.next_step,
+              "does not grow: the word is " + std::to_string(Word(member)) + " already");
+      return;
+    }
+    state.signals.push_back({step.value, state.clock, static_cast<int>(state.next_step)});
+  }
+
+  bool Wait(int member, const Step& step) {
+    const bool every = step.member == kEveryMember;
+    const int begin = every ? 0 : step.member;
+    const int end = every ? n_ : begin + 1;
+    for (int peer = begin; peer < end; ++peer) {
+      if (Word(peer) < step.value) return false;
+    }
+    if (!every && begin == member) {
+      FaultAt(member, states_[member].next_step, "waits for itself");
+    }
+    if (step.value < kArrived) {
+      FaultAt(member, states_[member].next_step, "words begin at 1, so this waits for nothing");
+      return true;
+    }
+    for (int peer = begin; peer < end; ++peer) {
+      if (peer != member) Learn(member, peer, step.value);
+    }
+    return true;
+  }
+
+  // `member` has seen `peer`'s word at `value` or above.
+  void Learn(int member, int peer, uint32_t value) {
+    MemberState& state = states_[member];
+    if (value == kArrived) {
+      state.clock[peer] = std::max(state.clock[peer], kArrivalEvent);
+      return;
+    }
+    std::vector<Signalled>& signals = states_[peer].signals;
+    Signalled& signal = *std::lower_bound(
+        signals.begin(), signals.end(), value,
+        [](const Signalled& signal, uint32_t value) { return signal.value < value; });
+    signal.read = true;
+    if (signal.value != value) {
+      FaultAt(member, state.next_step,
+              "member " + std::to_string(peer) + " never signals that value, only the later " +
+                  std::to_string(signal.value));
+    }
+    for (int i = 0; i < n_; ++i) state.clock[i] = std::max(state.clock[i], signal.clock[i]);
+  }
+
+  void Reduce(int member, const Step& step) {
+    for (uint32_t i = step.source_begin; i < step.source_end; ++i) Touch(member, plan_.refs[i]);
+    for (uint32_t i = step.destination_begin; i < step.destination_end; ++i) {
+      Touch(member, plan_.refs[i]);
+    }
+    for (uint32_t chunk = step.chunk_begin; chunk < step.chunk_end; ++chunk) {
+      const Expressions::Id value = Compute(member, step, chunk);
+      for (uint32_t i = step.destination_begin; i < step.destination_end; ++i) {
+        Write(member, plan_.refs[i], chunk, value);
+      }
+    }
+  }
+
+  void Touch(int member, BufferRef ref) {
+    MemberState& state = states_[member];
+    if (state.clock[ref.member] < kArrivalEvent) {
+      FaultAt(member, state.next_step,
+              "touches a buffer of member " + std::to_string(ref.member) +
+                  ", which may not have arrived");
+    }
+    state.touched[ref.member] = EventOf(state.next_step);
+  }
+
+  Expressions::Id Compute(int member, const Step& step, uint32_t chunk) {
+    const size_t index = states_[member].next_step;
+    const bool copy = step.source_end - step.source_begin == 1;
+    Expressions::Id fold = Expressions::kUnwritten;
+    for (uint32_t i = step.source_begin; i < step.source_end; ++i) {
+      const Expressions::Id value = Read(member, plan_.refs[i], chunk);
+      if (value == Expressions::kUnwritten) continue;
+      const auto describe = [&] {
+        return Name(plan_.refs[i], chunk) + ", which holds " + expressions_.Text(value);
+      };
+      if (!copy && !expressions_.IsPartial(value)) {
+        FaultAt(member, index, "folds a rounded or finalized value: " + describe());
+      }
+      if (expressions_.Overlap(fold, value)) {
+        FaultAt(member, index,
+                "counts a contribution twice: folds " + expressions_.Text(fold) + " with " +
+                    describe());
+      }
+      fold = fold == Expressions::kUnwritten ? value : expressions_.Fold(fold, value);
+    }
+    if (!step.finalize || fold == Expressions::kUnwritten) return fold;
+    if (!expressions_.IsPartial(fold)) {
+      FaultAt(member, index,
+              std::string(expressions_.IsFinal(fold) ? "finalizes twice: "
+                                                     : "finalizes what was rounded before: ") +
+                  expressions_.Text(fold));
+    }
+    return expressions_.Finalize(fold);
+  }
+
+  // ---- accesses
+
+  bool Ordered(int member, Access earlier) const {
+    return earlier.member == member || earlier.member < 0 ||
+           states_[member].clock[earlier.member] >= earlier.event;
+  }
+
+  Expressions::Id Read(int member, BufferRef ref, uint32_t chunk) {
+    Location& location = At(ref, chunk);
+    const size_t index = states_[member].next_step;
+    if (location.value == Expressions::kUnwritten) {
+      FaultAt(member, index, "reads " + Name(ref, chunk) + ", which may not be written yet");
+    } else if (!Ordered(member, location.write)) {
+      FaultAt(member, index,
+              "reads " + Name(ref, chunk) + " while it may be written by " +
+                  Where(location.write.member, StepOf(location.write.event)));
+    }
+    location.reads.push_back({member, EventOf(index)});
+    return location.value;
+  }
+
+  void Write(int member, BufferRef ref, uint32_t chunk, Expressions::Id value) {
+    Location& location = At(ref, chunk);
+    const size_t index = states_[member].next_step;
+    if (ref.kind == BufferKind::kSource) {
+      FaultAt(member, index, "writes a source: " + Name(ref, chunk));
+      return;
+    }
+    if (!Ordered(member, location.write)) {
+      FaultAt(member, index,
+              "writes " + Name(ref, chunk) + " while it may be written by " +
+                  Where(location.write.member, StepOf(location.write.event)));
+    } else if (location.write.member >= 0 && location.reads.empty()) {
+      FaultAt(member, index,
+              "overwrites " + Name(ref, chunk) + ", which nobody has read since " +
+                  Where(location.write.member, StepOf(location.write.event)));
+    }
+    for (const Access& read : location.reads) {
+      if (!Ordered(member, read)) {
+        FaultAt(member, index,
+                "writes " + Name(ref, chunk) + " while it may be read by " +
+                    Where(read.member, StepOf(read.event)));
+      }
+    }
+    location.value = ref.kind == BufferKind::kScratch || value == Expressions::kUnwritten
+                         ? value
+                         : expressions_.Round(value);
+    location.write = {member, EventOf(index)};
+    location.reads.clear();
+  }
+
+  // ---- the end
+
+  bool CheckAllDone() {
+    bool done = true;
+    for (int member = 0; member < n_; ++member) {
+      const std::vector<Step>& steps = plan_.member[member].steps;
+      const size_t index = states_[member].next_step;
+      if (index == steps.size()) continue;
+      done = false;
+      const Step& step = steps[index];
+      for (int peer = 0; peer < n_; ++peer) {
+        if ((step.member == peer || step.member == kEveryMember) && Word(peer) < step.value) {
+          const bool ended = states_[peer].next_step == plan_.member[peer].steps.size();
+          FaultAt(member, index,
+                  "waits for ever: member " + std::to_string(peer) + " stays at " +
+                      std::to_string(Word(peer)) +
+                      (ended ? ", at its end"
+                             : ", in its step " + std::to_string(states_[peer].next_step)));
+        }
+      }
+    }
+    return done;
+  }
+
+  void CheckResults() {
+    for (uint32_t chunk = 0; chunk < plan_.chunk_count; ++chunk) {
+      const Expressions::Id first = At({BufferKind::kResult, 0, 0}, chunk).value;
+      for (int member = 0; member < n_; ++member) {
+        const BufferRef ref{BufferKind::kResult, 0, static_cast<uint16_t>(member)};
+        const Expressions::Id value = At(ref, chunk).value;
+        const std::string text = Name(ref, chunk) + " ends as " + expressions_.Text(value);
+        if (value == Expressions::kUnwritten) {
+          Fault(text);
+          continue;
+        }
+        if (!expressions_.IsFinal(value)) Fault(text + ": never finalized");
+        for (int source = 0; source < n_; ++source) {
+          if (!expressions_.Holds(value, source)) {
+            Fault(text + ": lacks the contribution of member " + std::to_string(source));
+          }
+        }
+        if (value != first && first != Expressions::kUnwritten) {
+          Fault(text + ": another fold than member 0's " + expressions_.Text(first));
+        }
+      }
+    }
+  }
+
+  void CheckWaste() {
+    for (int member = 0; member < n_; ++member) {
+      for (const Signalled& signal : states_[member].signals) {
+        if (!signal.read) FaultAt(member, signal.step, "nobody waits for this signal");
+      }
+      for (uint32_t slot = 0; slot < plan_.scratch_slots; ++slot) {
+        for (uint32_t chunk = 0; chunk < plan_.chunk_count; ++chunk) {
+          const BufferRef ref{BufferKind::kScratch, static_cast<uint8_t>(slot),
+                              static_cast<uint16_t>(member)};
+          const Location& location = At(ref, chunk);
+          if (location.write.member >= 0 && location.reads.empty()) {
+            FaultAt(location.write.member, StepOf(location.write.event),
+                    "nobody reads " + Name(ref, chunk));
+          }
+        }
+      }
+    }
+  }
+
+  // A member's buffers are given back after its last step: by then it must know
+  // of every peer's last access.
+  void CheckLifetimes() {
+    for (int owner = 0; owner < n_; ++owner) {
+      for (int peer = 0; peer < n_; ++peer) {
+        const uint32_t event = states_[peer].touched[owner];
+        if (event > states_[owner].clock[peer]) {
+          FaultAt(
+              peer, StepOf(event),
+              "touches a buffer of member " + std::to_string(owner) + ", which may have finished");
+        }
+      }
+    }
+  }
+
+  const Plan& plan_;
+  const int n_;
+  Expressions expressions_;
+  std::vector<MemberState> states_;
+  std::vector<Location> locations_;
+  VerifierReport report_;
+  size_t unlisted_ = 0;
+};
+
+}  // namespace
+
+VerifierReport VerifyAllReduce(const Plan& plan) { return Verifier(plan).Run(); }
+
+}  // namespace dfccl
