@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times jax_dfccl collectives beside other implementations, in one interleaved run.
+
+    python bench/collectives.py --op all_reduce --devices 8 --sizes 4:64M --against lax --check
+
+Every sample runs one jitted program that holds a chain of dependent calls (10 by default); the
+time of one call is the time of the program divided by the length of the chain. Implementations
+take turns sample by sample, so that whatever else the machine does hits them alike, and ratios
+of medians are what counts. Results are verified before anything is timed.
+
+Columns follow nccl-tests: `size` is the bytes of one device's buffer, `algbw` = size / time, and
+`busbw` = algbw * 2 (n - 1) / n for all_reduce. `roof` is the part of the memory roofline reached:
+the time of a plain loop with n reads and n writes of the buffer (the better of normal and
+non-temporal stores, two threads), measured in the same run, divided by ours.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import sys
+import time
+from pathlib import Path
+
+CHAIN = 10
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def parse_size(text: str) -> int:
+    match = re.fullmatch(r"(\d+)([KMG]?)i?B?", text.strip(), re.IGNORECASE)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 4, 64K or 16M")
+    return int(match[1]) * UNITS[match[2].upper()]
+
+
+def parse_sizes(text: str) -> list[int]:
+    """`4:64M` (factors of 4, the end included), or a comma-separated list."""
+    if ":" not in text:
+        return [parse_size(part) for part in text.split(",")]
+    first, last = (parse_size(part) for part in text.split(":"))
+    sizes = []
+    while first < last:
+        sizes.append(first)
+        first *= 4
+    return [*sizes, last]
+
+
+def size_text(size: int) -> str:
+    for unit in ("G", "M", "K"):
+        if size >= UNITS[unit] and size % UNITS[unit] == 0:
+            return f"{size // UNITS[unit]}{unit}"
+    return str(size)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--op", default="all_reduce", choices=["all_reduce"])
+    parser.add_argument("--devices", type=int, default=8, help="virtual CPU devices (default 8)")
+    parser.add_argument("--sizes", type=parse_sizes, default=parse_sizes("4:64M"))
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--against", default="lax", help="comma-separated: lax, or none")
+    parser.add_argument("--chain", type=int, default=CHAIN, help="dependent calls per program")
+    parser.add_argument("--seconds", type=float, default=3.0, help="time to spend on each size")
+    parser.add_argument("--json", metavar="FILE", help="also write one JSON line per row")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a bar is missed")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = parse_arguments()
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["XLA_FLAGS"] = (
+        os.environ.get("XLA_FLAGS", "") + f" --xla_force_host_platform_device_count={args.devices}"
+    )
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    import jax_dfccl
+    from jax_dfccl import _core
+
+    jax.config.update("jax_enable_x64", args.dtype.endswith("64"))
+    mesh = Mesh(np.array(jax.devices()[: args.devices]), ("i",))
+    n, dtype = args.devices, np.dtype(args.dtype)
+    calls = {"dfccl": lambda x: jax_dfccl.all_reduce(x, "i")}
+    known = {"lax": lambda x: jax.lax.psum(x, "i")}
+    for peer in [p for p in args.against.split(",") if p and p != "none"]:
+        if peer not in known:
+            print(f"--against {peer}: not known here; known: {', '.join(known)}", file=sys.stderr)
+            return 2
+        calls[peer] = known[peer]
+
+    def program(call):
+        def chain(x):
+            for _ in range(args.chain):
+                x = call(x)
+            return x
+
+        return jax.jit(
+            jax.shard_map(chain, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False)
+        )
+
+    print(
+        f"# jax_dfccl {jax_dfccl.__version__}, jax {jax.__version__}, {platform.processor()}, "
+        f"{os.cpu_count()} cores, {n} devices in one process, {args.dtype}, sum, "
+        f"chains of {args.chain} dependent calls, median of interleaved samples"
+    )
+    header = f"{'size':>6} {'count':>9}"
+    for name in calls:
+        header += f" |{name + ' us':>11} {'p10':>9} {'p90':>9} {'algbw':>7} {'busbw':>7}"
+    header += " |" + "".join(f"{'x ' + p:>8}" for p in calls if p != "dfccl") + f" {'roof':>6}"
+    print(header + f" {'samples':>8}\n#" + " " * 15 + "  (algbw, busbw in GB/s)")
+
+    missed = []
+    rows = []
+    programs = {name: program(call) for name, call in calls.items()}
+    for size in args.sizes:
+        count = max(1, size // dtype.itemsize)
+        data = (np.arange(n * count) % 7 + np.repeat(np.arange(n), count) % 5).astype(dtype)
+        x = jax.device_put(data, NamedSharding(mesh, P("i")))
+        right = data.reshape(n, count).sum(0) * float(n) ** (args.chain - 1)
+        for name, run in programs.items():
+            got = np.asarray(run(x)).reshape(n, count)
+            if not np.allclose(got, right, rtol=1e-5):
+                print(f"{name} gave wrong values at {size_text(size)}", file=sys.stderr)
+                return 1
+        for _ in range(3):
+            for run in programs.values():
+                run(x).block_until_ready()
+        samples: dict[str, list[float]] = {name: [] for name in programs}
+        roof: list[float] = []
+        end = time.perf_counter() + args.seconds
+        while time.perf_counter() < end or len(samples["dfccl"]) < 7:
+            for name, run in programs.items():
+                begin = time.perf_counter()
+                run(x).block_until_ready()
+                samples[name].append((time.perf_counter() - begin) / args.chain)
+            if size >= 1 << 16:
+                roof.append(_core.roofline_seconds(n, count * dtype.itemsize, 2, 1))
+        row = {
+            "op": args.op,
+            "devices": n,
+            "dtype": args.dtype,
+            "size": count * dtype.itemsize,
+            "chain": args.chain,
+            "samples": len(samples["dfccl"]),
+            "results": {},
+        }
+        line = f"{size_text(size):>6} {count:>9}"
+        for name, values in samples.items():
+            p10, p50, p90, p99 = np.percentile(values, [10, 50, 90, 99])
+            algbw = row["size"] / p50 / 1e9
+            busbw = algbw * 2 * (n - 1) / n
+            row["results"][name] = {
+                "p10_us": p10 * 1e6,
+                "p50_us": p50 * 1e6,
+                "p90_us": p90 * 1e6,
+                "p99_us": p99 * 1e6,
+                "algbw_GBps": algbw,
+                "busbw_GBps": busbw,
+            }
+            line += (
+                f" |{p50 * 1e6:11.1f} {p10 * 1e6:9.1f} {p90 * 1e6:9.1f} {algbw:7.2f} {busbw:7.2f}"
+            )
+        ours = row["results"]["dfccl"]["p50_us"]
+        line += " |"
+        for peer in samples:
+            if peer == "dfccl":
+                continue
+            ratio = row["results"][peer]["p50_us"] / ours
+            row[f"ratio_{peer}"] = ratio
+            line += f"{ratio:7.1f}x"
+            bar = 4.0 if size <= 4096 else 3.0
+            if peer == "lax" and ratio < bar:
+                missed.append(f"{size_text(size)}: {ratio:.2f}x lax, bar {bar:.0f}x")
+        if roof:
+            row["roofline_us"] = float(np.median(roof)) * 1e6
+            row["roofline_part"] = row["roofline_us"] / ours
+            line += f" {row['roofline_part'] * 100:5.0f}%"
+            if size >= 1 << 20 and row["roofline_part"] < 0.7:
+                missed.append(
+                    f"{size_text(size)}: {row['roofline_part'] * 100:.0f} % of the "
+                    "memory roofline, bar 70 %"
+                )
+        else:
+            line += f" {'':>6}"
+        print(line + f" {row['samples']:8d}", flush=True)
+        rows.append(row)
+    if args.json:
+        Path(args.json).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if args.check:
+        for text in missed:
+            print("bar missed:", text)
+        print("all bars held" if not missed else f"{len(missed)} bars missed")
+        return 1 if missed else 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Command line: `python -m jax_dfccl demo`."""
+
+import argparse
+import sys
+
+
+def main() -> int:
+    """Runs the command given on the command line; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m jax_dfccl")
+    commands = parser.add_subparsers(dest="command", required=True)
+    demo = commands.add_parser(
+        "demo", help="train a classifier data-parallel, with gradient buckets in disorder"
+    )
+    demo.add_argument("--devices", type=int, default=8, help="virtual CPU devices (default 8)")
+    demo.add_argument("--steps", type=int, default=400, help="training steps (default 400)")
+    demo.add_argument(
+        "--collective",
+        choices=["dfccl", "lax"],
+        default="dfccl",
+        help="whose all-reduce to train with (default dfccl)",
+    )
+    demo.add_argument(
+        "--skip-stock", action="store_true", help="do not run the same program on lax.psum after"
+    )
+    args = parser.parse_args()
+    from jax_dfccl import _demo
+
+    return _demo.main(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

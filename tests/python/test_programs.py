@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole programs with disorder, late members and failures, each in a child with a time limit."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+
+
+def run(program: str, case: str, *options: str, limit_s: int = 120) -> None:
+    command = [sys.executable, str(PROGRAMS / f"{program}.py"), case, *options]
+    try:
+        child = subprocess.run(
+            command, capture_output=True, text=True, timeout=limit_s, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        output = (error.stdout or b"").decode() + (error.stderr or b"").decode()
+        pytest.fail(f"{program} {case} hung: killed after {limit_s} s\n{output[-4000:]}")
+    lines = child.stdout.splitlines()
+    if child.returncode != 0 or not lines or lines[-1] != "right":
+        pytest.fail(
+            f"{program} {case}: exit status {child.returncode}\n{child.stdout[-4000:]}\n"
+            f"{child.stderr[-4000:]}"
+        )
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "order",
+        "threads",
+        "missing",
+        "raises",
+        "mismatch",
+        "cycle",
+        "report_while_stuck",
+        "donated_training",
+    ],
+)
+def test_one_process(case):
+    run("one_process", case)
+
+
+@pytest.mark.parametrize("case", ["sizes", "two_sizes", "two_dtypes", "random_groups"])
+def test_disorder(case):
+    run("disorder", case, limit_s=240)
+
+
+@pytest.mark.parametrize("devices", [64, 256])
+def test_disorder_on_many_devices(devices):
+    run("disorder", "many_devices", "--devices", str(devices), limit_s=240)
+
+
+@pytest.mark.soak
+def test_a_million_in_random_order():
+    # 8 named collectives over 4 partitions of 8 devices: about 16 instances a call.
+    run("disorder", "random_groups", "--repeats", "65000", limit_s=3600)
+
+
+@pytest.mark.parametrize(
+    "case", ["cond", "large", "many", "nested", "scans", "inner_jits", "unservable"]
+)
+def test_unequal_depth(case):
+    run("depth", case, limit_s=240)
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["inner_jit", "unequal_work", "scan_unroll", "short_loops", "remat", "vmapped", "keys"],
+)
+def test_instances(case):
+    run("instances", case)
+
+
+@pytest.mark.parametrize(
+    "case", ["in_place_update", "loop_carried", "while_branches", "beside_callback"]
+)
+def test_buffers(case):
+    run("buffers", case)
+
+
+@pytest.mark.parametrize("case", ["idle", "quits"])
+def test_late_member(case):
+    run("late", case)
