@@ -4,36 +4,40 @@
 from collections.abc import Sequence
 from typing import Any
 
-def registrations() -> dict[str, dict[str, dict[str, Any]]]:
-    """What to register with XLA.
+def registrations() -> dict[str, dict[str, Any]]:
+    """{target: {stage: capsule}} for jax.ffi.register_ffi_target, platform "cpu"."""
 
-    {"types": {name: {"type_id": capsule, "type_info": capsule}},
-     "targets": {target: {stage: capsule}}}
+def type_registrations() -> dict[str, dict[str, Any]]:
+    """{name: {"type_id": capsule, "type_info": capsule}} for jax.ffi.register_ffi_type.
+
+    The backend must exist before types are registered, and types before targets.
     """
 
 def configure(
     *,
     workers: int = 0,
-    timeout_ns: int = 600_000_000_000,
-    stall_warning_ns: int = 10_000_000_000,
-    cycle_grace_ns: int = 2_000_000_000,
+    timeout_s: float = 600.0,
+    stall_warning_s: float = 10.0,
+    cycle_grace_s: float = 2.0,
+    algorithm: str = "",
     preemption: bool = True,
     first_sequence: int = 0,
-    algorithm: str = "",
 ) -> None:
     """Sets the options of the runtime; they count when it starts next."""
 
 def register_site(
     program: int,
     site: int,
-    *,
     operation: str,
     name: str,
     source: str,
     program_name: str,
-    after: Sequence[int] = (),
+    after: Sequence[int],
 ) -> None:
-    """Tells the runtime what a call site is, for its messages."""
+    """Tells the runtime what a call site is, for its reports and errors."""
+
+def begin_executable() -> None:
+    """This thread is about to compile or load one executable."""
 
 def report() -> dict[str, Any]:
     """The flight report: "in_flight", "recent", "devices" and "cycles" (core/trace/flight.h)."""

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of the process, read once from the environment. The only reader of os.environ."""
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+
+ALGORITHMS = ("direct_one_shot", "direct_two_shot", "ring", "recursive_doubling")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What the runtime is started with.
+
+    Attributes:
+        timeout_s: JAX_DFCCL_TIMEOUT. How long a collective may wait for a member before it ends
+            with an error that names the absent ones.
+        stall_warning_s: JAX_DFCCL_STALL_WARNING. After this long a warning says who is awaited.
+        cycle_grace_s: JAX_DFCCL_CYCLE_GRACE. How long members may wait for each other in a circle
+            before that is an error; 0: only the time limit ends it.
+        workers: JAX_DFCCL_WORKERS. Threads that drive the daemons; 0: one per core.
+        algorithm: JAX_DFCCL_ALGORITHM. Forces one algorithm; "": chosen by size.
+    """
+
+    timeout_s: float = 600.0
+    stall_warning_s: float = 10.0
+    cycle_grace_s: float = 2.0
+    workers: int = 0
+    algorithm: str = ""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Config":
+        """Reads the JAX_DFCCL_* variables; a bad value is a ValueError that names it."""
+        env = os.environ if environment is None else environment
+        algorithm = env.get("JAX_DFCCL_ALGORITHM", cls.algorithm)
+        if algorithm and algorithm not in ALGORITHMS:
+            raise ValueError(
+                f"JAX_DFCCL_ALGORITHM={algorithm!r}: must be one of {', '.join(ALGORITHMS)}"
+            )
+        return cls(
+            timeout_s=_seconds(env, "JAX_DFCCL_TIMEOUT", cls.timeout_s),
+            stall_warning_s=_seconds(env, "JAX_DFCCL_STALL_WARNING", cls.stall_warning_s),
+            cycle_grace_s=_seconds(
+                env, "JAX_DFCCL_CYCLE_GRACE", cls.cycle_grace_s, zero_allowed=True
+            ),
+            workers=_workers(env, cls.workers),
+            algorithm=algorithm,
+        )
+
+
+def _seconds(
+    env: Mapping[str, str], variable: str, default: float, zero_allowed: bool = False
+) -> float:
+    text = env.get(variable)
+    if text is None:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not (0 <= seconds <= 1e9) or (seconds == 0 and not zero_allowed):
+        least = "0 or more" if zero_allowed else "more than 0"
+        raise ValueError(f"{variable}={text!r}: must be a number of seconds, {least}")
+    return seconds
+
+
+def _workers(env: Mapping[str, str], default: int) -> int:
+    text = env.get("JAX_DFCCL_WORKERS")
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdigit() or int(text) > 1024:
+        raise ValueError(
+            f"JAX_DFCCL_WORKERS={text!r}: must be a whole number from 0 (one per core) to 1024"
+        )
+    return int(text)

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the primitive to `stablehlo.custom_call @dfccl_all_reduce`, and registration with XLA.
+
+The custom call's operands are the source, the key if there is one, and the partition id if the
+mesh has no devices yet (the program was traced with an abstract mesh). Its `backend_config`:
+
+    op           str
+    groups       i64[]  positions in the mesh's flat device order, group after group
+    group_sizes  i64[]
+    devices      i64[]  global device id of each position; empty: abstract mesh
+    name         str    "": unnamed
+    has_key      i64    0 or 1
+    priority     i64
+    timeout_us   i64    0: the process default
+    call         i64    index for `call_info`; the module pass resolves and removes it
+    program      i64    0, which the module pass replaces
+    site         i64    -1, which the module pass replaces
+
+All but `call` are the same in every process that lowers the program, whatever line, thread or
+folder it was started from.
+"""
+
+import atexit
+import dataclasses
+import threading
+from typing import Any
+
+import jax
+import numpy as np
+from jax.interpreters import mlir
+
+from jax_dfccl import _compat
+from jax_dfccl._config import Config
+from jax_dfccl._groups import replica_groups
+from jax_dfccl._primitive import all_reduce_p
+
+TARGET = "dfccl_all_reduce"
+PLATFORM = "cpu"
+
+
+@dataclasses.dataclass(frozen=True)
+class CallInfo:
+    """What messages say about a call."""
+
+    operation: str  # "all_reduce(sum)"
+    name: str  # "": unnamed
+    source: str  # "train.py:12 (step)"
+
+
+_calls: list[CallInfo] = []
+_call_indices: dict[CallInfo, int] = {}
+_lock = threading.Lock()
+_registered = False
+
+
+def call_info(index: int) -> CallInfo:
+    """What the `call` attribute of a custom call stands for."""
+    return _calls[index]
+
+
+def _index_of(info: CallInfo) -> int:
+    with _lock:
+        index = _call_indices.setdefault(info, len(_calls))
+        if index == len(_calls):
+            _calls.append(info)
+        return index
+
+
+def register() -> None:
+    """Registers the handlers with XLA, once; called by the first lowering.
+
+    The backend must exist before a stateful handler is registered, so this is not done on import.
+    """
+    global _registered
+    with _lock:
+        if _registered:
+            return
+        from jax_dfccl import _core
+
+        config = Config.from_environment()
+        jax.devices(PLATFORM)
+        _core.configure(
+            workers=config.workers,
+            timeout_s=config.timeout_s,
+            stall_warning_s=config.stall_warning_s,
+            cycle_grace_s=config.cycle_grace_s,
+            algorithm=config.algorithm,
+        )
+        for name, handles in _core.type_registrations().items():
+            jax.ffi.register_ffi_type(name, handles, platform=PLATFORM)  # type: ignore[arg-type]
+        for target, stages in _core.registrations().items():
+            jax.ffi.register_ffi_target(target, stages, platform=PLATFORM)
+        # Runs before JAX's own exit handlers, which take the devices away.
+        atexit.register(_core.shutdown)
+        _registered = True
+
+
+def check_all_axes_manual(mesh: Any, manual_axes: Any) -> None:
+    """Refuses meshes with axes left to the compiler, which would gather the operands over them."""
+    automatic = [a for a in mesh.axis_names if a not in manual_axes and mesh.shape[a] > 1]
+    if automatic:
+        raise NotImplementedError(
+            "all_reduce: this jax.shard_map is manual over "
+            f"{sorted(map(str, manual_axes))} only and leaves {automatic} to the compiler, which "
+            "cannot partition the call over them; leave out axis_names= of jax.shard_map, or add "
+            "those axes to it, and name them in in_specs and out_specs"
+        )
+
+
+def _lower(
+    ctx: mlir.LoweringRuleContext,
+    x: Any,
+    *key: Any,
+    op: str,
+    axes: tuple[Any, ...],
+    groups: Any,
+    name: str,
+    level: int,
+    priority: int,
+    timeout_us: int,
+) -> Any:
+    del level  # tells derivatives' names apart, nothing else
+    context = ctx.module_context.axis_context
+    if not isinstance(context, mlir.SPMDAxisContext):
+        raise NotImplementedError(
+            f"all_reduce over {axes} is outside jax.shard_map; call it in a function under "
+            "jax.shard_map"
+        )
+    mesh = context.mesh
+    check_all_axes_manual(mesh, context.manual_axes)
+    members = replica_groups(mesh.shape, axes, groups)
+    if all(len(group) == 1 for group in members):
+        return [x]
+    register()
+
+    operands, avals = [x, *key], list(ctx.avals_in)
+    if isinstance(mesh, jax.sharding.Mesh):
+        devices = [device.id for device in mesh.devices.flat]
+    else:
+        devices = []
+        operands.append(_compat.partition_id())
+        avals.append(jax.core.ShapedArray((), np.dtype(np.uint32)))
+    info = CallInfo(f"all_reduce({op})", name, _compat.user_source(ctx.traceback))
+    # No side effect: unused calls may go and equal ones may merge, on all members alike, and the
+    # call stays usable under remat.
+    lowering = jax.ffi.ffi_lowering(TARGET)
+    return lowering(
+        ctx.replace(avals_in=avals),
+        *operands,
+        op=op,
+        groups=np.array([position for group in members for position in group], np.int64),
+        group_sizes=np.array([len(group) for group in members], np.int64),
+        devices=np.array(devices, np.int64),
+        name=name,
+        has_key=np.int64(len(key)),
+        priority=np.int64(priority),
+        timeout_us=np.int64(timeout_us),
+        call=np.int64(_index_of(info)),
+        program=np.int64(0),
+        site=np.int64(-1),
+    )
+
+
+def _refuse(ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> Any:
+    platforms = ctx.platforms or ctx.module_context.platforms
+    raise NotImplementedError(
+        f"all_reduce runs on CPU devices only so far, not on {', '.join(platforms)}"
+    )
+
+
+# Not cacheable: a cached lowering would give two calls the source line of the first.
+mlir.register_lowering(all_reduce_p, _refuse, cacheable=False)
+mlir.register_lowering(all_reduce_p, _lower, platform=PLATFORM, cacheable=False)
