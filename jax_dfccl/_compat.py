@@ -5,13 +5,19 @@ Each has the versions it was seen in; nothing else in the package may import `ja
 `jaxlib`. Seen in 0.10.2 and 0.12.0.1 unless a line says otherwise.
 """
 
+import functools
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jax._src import source_info_util
+import jax
+from jax._src import compiler, source_info_util
 from jax._src.core import NamedAxisEffect as NamedAxisEffect
 from jax._src.dispatch import apply_primitive as apply_primitive
-from jaxlib.mlir.dialects import stablehlo
+from jax._src.interpreters import mlir
+from jaxlib.mlir import ir as ir
+from jaxlib.mlir.dialects import sdy, stablehlo
 
 
 def hide_from_source_lines(file: str) -> None:
@@ -31,3 +37,81 @@ def user_source(traceback: Any) -> str:
 def partition_id() -> Any:
     """Emits StableHLO's partition_id at the current insertion point: a u32 scalar."""
     return stablehlo.partition_id()
+
+
+class _Lowering(threading.local):
+    """Whether the module that this thread lowers now holds a call of ours."""
+
+    holds_calls = False
+
+
+_lowering = _Lowering()
+
+
+def note_call() -> None:
+    """Called by the lowering rules: the module being lowered holds a call of ours."""
+    _lowering.holds_calls = True
+
+
+def install_hooks(rewrite: Callable[[ir.Module], Any], begin_executable: Callable[[], Any]) -> None:
+    """Hooks into JAX's lowering and compilation; a second call changes nothing.
+
+    Args:
+      rewrite: Changes a lowered module in place; called for those that `note_call` was called for.
+      begin_executable: Is called on the thread that compiles an executable or loads it from the
+        persistent cache, just before; XLA instantiates its custom calls on the same thread.
+    """
+    lower = _hookable(mlir, "lower_jaxpr_to_module")
+    load = _hookable(compiler, "compile_or_get_cached")
+    if hasattr(lower, "_jax_dfccl"):
+        return
+
+    @functools.wraps(lower)
+    def lower_and_rewrite(*args: Any, **kwargs: Any) -> Any:
+        # Lowering can compile and so lower something else on the way.
+        outer, _lowering.holds_calls = _lowering.holds_calls, False
+        try:
+            result = lower(*args, **kwargs)
+            if _lowering.holds_calls:
+                rewrite(result.module)
+        finally:
+            _lowering.holds_calls = outer
+        return result
+
+    @functools.wraps(load)
+    def begin_and_load(*args: Any, **kwargs: Any) -> Any:
+        begin_executable()
+        return load(*args, **kwargs)
+
+    for wrapper in (lower_and_rewrite, begin_and_load):
+        wrapper._jax_dfccl = True  # type: ignore[attr-defined]
+    mlir.lower_jaxpr_to_module = lower_and_rewrite
+    compiler.compile_or_get_cached = begin_and_load
+
+
+def _hookable(module: Any, name: str) -> Any:
+    function = getattr(module, name, None)
+    if function is None:
+        raise ImportError(
+            f"jax_dfccl needs {module.__name__}.{name}, which jax {jax.__version__} does not have. "
+            "jax 0.10.2 and 0.12.0.1 are known to work"
+        )
+    return function
+
+
+def is_split_by_manual_axes(manual_computation: Any, index: int) -> bool:
+    """Whether an operand's parts on the devices of a manual computation may differ."""
+    attributes = manual_computation.attributes
+    manual = set(sdy.ManualAxesAttr(attributes["manual_axes"]))
+    shardings = sdy.TensorShardingPerValueAttr(attributes["in_shardings"]).shardings
+    sharding = sdy.TensorShardingAttr(shardings[index])
+    if len(sharding.unreduced_axes) > 0:
+        return True
+    dimensions = [sdy.DimensionShardingAttr(d) for d in sharding.dimension_shardings]
+    return any(sdy.AxisRefAttr(axis).name in manual for d in dimensions for axis in d.axes)
+
+
+def replica_group_count(collective: Any) -> int:
+    """Into how many groups a native collective splits the devices; 0 if it is not said plainly."""
+    groups = collective.attributes["replica_groups"]
+    return groups.type.shape[0] if isinstance(groups, ir.DenseIntElementsAttr) else 0
