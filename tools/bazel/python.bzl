@@ -27,6 +27,7 @@ cc_library(
         "nanobind/ext/**/*.h",
     ]),
     copts = ["-fno-strict-aliasing", "-fvisibility=hidden"],
+    linkstatic = True,  # its symbols are hidden
     includes = [
         "nanobind/ext/robin_map/include",
         "nanobind/include",
