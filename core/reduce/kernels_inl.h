@@ -1,0 +1,548 @@
+// SPDX-License-Identifier: Apache-2.0
+// Body of the kernels. Included once by each kernels_<set>.cc, which defines
+//   DFCCL_KERNELS       name of the Kernels object it makes,
+//   DFCCL_KERNELS_NAME  its name as a string,
+//   kVectorBytes        width of a vector register,
+//   StoreStreaming()    non-temporal store of one aligned register,
+// and turns its instruction set on. Everything here has internal linkage and
+// calls no library function, so that no code for a newer CPU leaks out of its
+// set through the linker.
+
+#include "core/reduce/kernels.h"
+
+#define DFCCL_INLINE inline __attribute__((always_inline))
+
+namespace dfccl {
+namespace {
+
+template <typename T, int kBytes>
+struct VectorOf {
+  typedef T Type __attribute__((vector_size(kBytes)));
+};
+template <typename T, int kBytes>
+using Vector = typename VectorOf<T, kBytes>::Type;
+
+template <typename V>
+DFCCL_INLINE V Load(const void* from) {
+  V value;
+  __builtin_memcpy(&value, from, sizeof(V));
+  return value;
+}
+template <typename V>
+DFCCL_INLINE void Store(void* to, V value) {
+  __builtin_memcpy(to, &value, sizeof(V));
+}
+
+// Operators. `Lane` is the lane type, `kElementBytes` the smallest piece that
+// may be folded alone. Prepare() is applied to each source, Finish() to the value.
+template <typename T>
+struct Operator {
+  using Lane = T;
+  static constexpr int kElementBytes = sizeof(T);
+  DFCCL_INLINE void Start(const FoldArgs&) {}
+  template <typename V>
+  DFCCL_INLINE V Prepare(V a) const {
+    return a;
+  }
+  template <typename V>
+  DFCCL_INLINE V Finish(V a) const {
+    return a;
+  }
+};
+
+template <typename T>
+struct Sum : Operator<T> {
+  template <typename V>
+  DFCCL_INLINE V Apply(V a, V b) const {
+    return a + b;
+  }
+};
+
+template <typename T>
+struct Mean : Sum<T> {
+  T divisor;
+  DFCCL_INLINE void Start(const FoldArgs& args) { divisor = static_cast<T>(args.mean_divisor); }
+  template <typename V>
+  DFCCL_INLINE V Finish(V a) const {
+    return a / divisor;
+  }
+};
+
+template <typename T>
+struct Prod : Operator<T> {
+  template <typename V>
+  DFCCL_INLINE V Apply(V a, V b) const {
+    return a * b;
+  }
+};
+
+template <typename T>
+struct IntMin : Operator<T> {
+  template <typename V>
+  DFCCL_INLINE V Apply(V a, V b) const {
+    return a < b ? a : b;
+  }
+};
+
+template <typename T>
+struct IntMax : Operator<T> {
+  template <typename V>
+  DFCCL_INLINE V Apply(V a, V b) const {
+    return a > b ? a : b;
+  }
+};
+
+// Both orders of the comparison differ only for NaN, where each gives the other
+// operand, and for zeros of either sign. Or-ing them keeps NaN and minus.
+template <typename T>
+struct FloatMin : Operator<T> {
+  template <typename V>
+  DFCCL_INLINE V Apply(V a, V b) const {
+    using Bits = decltype(a < b);
+    const V ab = a < b ? a : b;
+    const V ba = b < a ? b : a;
+    return (V)((Bits)ab | (Bits)ba);
+  }
+};
+
+// And-ing keeps plus, but not NaN.
+template <typename T>
+struct FloatMax : Operator<T> {
+  template <typename V>
+  DFCCL_INLINE V Apply(V a, V b) const {
+    using Bits = decltype(a < b);
+    const V ab = a > b ? a : b;
+    const V ba = b > a ? b : a;
+    return (V)(((Bits)ab & (Bits)ba) | (a != a) | (b != b));
+  }
+};
+
+// Keeps the compiler from fusing a product with a later addition, which changes
+// bits. (Compilers match fused complex patterns even with contraction off.)
+template <typename V>
+DFCCL_INLINE void KeepRounded(V& value) {
+#if defined(__x86_64__)
+  __asm__("" : "+x"(value));
+#elif defined(__aarch64__)
+  __asm__("" : "+w"(value));
+#else
+  __asm__("" : "+m"(value));
+#endif
+}
+
+// The textbook formula, without recovery of infinities from NaN.
+template <typename T>
+struct ComplexProd : Operator<T> {
+  static constexpr int kElementBytes = 2 * sizeof(T);
+  template <typename V>
+  DFCCL_INLINE V Apply(V a, V b) const {
+    V real, imaginary, swapped, signs;
+    for (unsigned i = 0; i < sizeof(V) / sizeof(T); i += 2) {
+      real[i] = real[i + 1] = a[i];
+      imaginary[i] = imaginary[i + 1] = a[i + 1];
+      swapped[i] = b[i + 1];
+      swapped[i + 1] = b[i];
+      signs[i] = -1;
+      signs[i + 1] = 1;
+    }
+    V direct = real * b;
+    V cross = imaginary * swapped;
+    KeepRounded(direct);
+    KeepRounded(cross);
+    return direct + signs * cross;
+  }
+};
+
+struct BitAnd : Operator<uint8_t> {
+  template <typename V>
+  DFCCL_INLINE V Apply(V a, V b) const {
+    return a & b;
+  }
+};
+struct BitOr : Operator<uint8_t> {
+  template <typename V>
+  DFCCL_INLINE V Apply(V a, V b) const {
+    return a | b;
+  }
+};
+struct BitXor : Operator<uint8_t> {
+  template <typename V>
+  DFCCL_INLINE V Apply(V a, V b) const {
+    return a ^ b;
+  }
+};
+
+// Any byte but zero is true; the result is 0 or 1.
+template <typename BitOperator>
+struct Logical : BitOperator {
+  template <typename V>
+  DFCCL_INLINE V Prepare(V a) const {
+    return (V)(a != 0) & 1;
+  }
+};
+
+// Folds kUnroll vectors of kBytes at byte `at`.
+template <int kBytes, int kUnroll, bool kStreaming, typename Op>
+DFCCL_INLINE void FoldVectors(const Op& op, const FoldArgs& args, int64_t at) {
+  using V = Vector<typename Op::Lane, kBytes>;
+  V value[kUnroll];
+  const char* source = static_cast<const char*>(args.sources[0].data) + at;
+  for (int u = 0; u < kUnroll; ++u) value[u] = op.Prepare(Load<V>(source + u * kBytes));
+  for (int s = 1; s < args.source_count; ++s) {
+    source = static_cast<const char*>(args.sources[s].data) + at;
+    for (int u = 0; u < kUnroll; ++u) {
+      value[u] = op.Apply(value[u], op.Prepare(Load<V>(source + u * kBytes)));
+    }
+  }
+  for (int u = 0; u < kUnroll; ++u) value[u] = op.Finish(value[u]);
+  for (int d = 0; d < args.destination_count; ++d) {
+    char* destination = static_cast<char*>(args.destinations[d].data) + at;
+    for (int u = 0; u < kUnroll; ++u) {
+      if constexpr (kStreaming) {
+        StoreStreaming(destination + u * kBytes, (Vector<int64_t, kBytes>)value[u]);
+      } else {
+        Store(destination + u * kBytes, value[u]);
+      }
+    }
+  }
+}
+
+// Folds less than 2 * kBytes in ever smaller vectors.
+template <int kBytes, typename Op>
+DFCCL_INLINE void FoldTail(const Op& op, const FoldArgs& args, int64_t at, int64_t end) {
+  if (end - at >= kBytes) {
+    FoldVectors<kBytes, 1, false>(op, args, at);
+    at += kBytes;
+  }
+  if constexpr (kBytes > Op::kElementBytes) {
+    if (at != end) FoldTail<kBytes / 2>(op, args, at, end);
+  }
+}
+
+// Folds a range of any length with normal stores.
+template <typename Op>
+DFCCL_INLINE void FoldRange(const Op& op, const FoldArgs& args, int64_t at, int64_t end) {
+  for (; at + kVectorBytes <= end; at += kVectorBytes) {
+    FoldVectors<kVectorBytes, 1, false>(op, args, at);
+  }
+  if constexpr (kVectorBytes > Op::kElementBytes) {
+    if (at != end) FoldTail<kVectorBytes / 2>(op, args, at, end);
+  }
+}
+
+constexpr int kUnroll = kVectorBytes >= 64 ? 4 : 8;
+
+// Bytes before the first multiple of the cache line in every destination, or -1
+// if they aren't aligned alike or an element lies across the boundary.
+DFCCL_INLINE int64_t StreamingHead(const FoldArgs& args, int element_bytes) {
+  const uintptr_t line = 64;
+  const uintptr_t offset = reinterpret_cast<uintptr_t>(args.destinations[0].data) % line;
+  for (int d = 1; d < args.destination_count; ++d) {
+    if (reinterpret_cast<uintptr_t>(args.destinations[d].data) % line != offset) return -1;
+  }
+  const int64_t head = (line - offset) % line;
+  return head % element_bytes == 0 ? head : -1;
+}
+
+template <typename Op>
+void Fold(const FoldArgs& args) {
+  Op op;
+  op.Start(args);
+  constexpr int64_t kStride = kVectorBytes * kUnroll;
+  const int64_t end = args.bytes;
+  int64_t at = 0;
+  if (args.streaming && end >= kStride) {
+    const int64_t head = StreamingHead(args, Op::kElementBytes);
+    if (head >= 0) {
+      FoldRange(op, args, 0, head);
+      at = head;
+      for (; at + kStride <= end; at += kStride) {
+        FoldVectors<kVectorBytes, kUnroll, true>(op, args, at);
+      }
+    }
+  }
+  for (; at + kStride <= end; at += kStride) {
+    FoldVectors<kVectorBytes, kUnroll, false>(op, args, at);
+  }
+  FoldRange(op, args, at, end);
+}
+
+// Sum, product and bits of signed integers are those of unsigned ones, which wrap.
+template <typename T, typename Unsigned>
+FoldFunction IntFold(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return Fold<Sum<Unsigned>>;
+    case ReduceOp::kProd:
+      return Fold<Prod<Unsigned>>;
+    case ReduceOp::kMin:
+      return Fold<IntMin<T>>;
+    case ReduceOp::kMax:
+      return Fold<IntMax<T>>;
+    case ReduceOp::kAnd:
+      return Fold<BitAnd>;
+    case ReduceOp::kOr:
+      return Fold<BitOr>;
+    case ReduceOp::kXor:
+      return Fold<BitXor>;
+    case ReduceOp::kMean:
+      break;
+  }
+  return nullptr;
+}
+
+template <typename T>
+FoldFunction FloatFold(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return Fold<Sum<T>>;
+    case ReduceOp::kMean:
+      return Fold<Mean<T>>;
+    case ReduceOp::kProd:
+      return Fold<Prod<T>>;
+    case ReduceOp::kMin:
+      return Fold<FloatMin<T>>;
+    case ReduceOp::kMax:
+      return Fold<FloatMax<T>>;
+    default:
+      return nullptr;
+  }
+}
+
+template <typename T>
+FoldFunction ComplexFold(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return Fold<Sum<T>>;
+    case ReduceOp::kMean:
+      return Fold<Mean<T>>;
+    case ReduceOp::kProd:
+      return Fold<ComplexProd<T>>;
+    default:
+      return nullptr;
+  }
+}
+
+FoldFunction BoolFold(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kAnd:
+    case ReduceOp::kMin:
+      return Fold<Logical<BitAnd>>;
+    case ReduceOp::kOr:
+    case ReduceOp::kMax:
+      return Fold<Logical<BitOr>>;
+    case ReduceOp::kXor:
+      return Fold<Logical<BitXor>>;
+    default:
+      return nullptr;
+  }
+}
+
+FoldFunction FindFold(ReduceOp op, DType dtype) {
+  switch (dtype) {
+    case DType::kBool:
+      return BoolFold(op);
+    case DType::kS8:
+      return IntFold<int8_t, uint8_t>(op);
+    case DType::kS16:
+      return IntFold<int16_t, uint16_t>(op);
+    case DType::kS32:
+      return IntFold<int32_t, uint32_t>(op);
+    case DType::kS64:
+      return IntFold<int64_t, uint64_t>(op);
+    case DType::kU8:
+      return IntFold<uint8_t, uint8_t>(op);
+    case DType::kU16:
+      return IntFold<uint16_t, uint16_t>(op);
+    case DType::kU32:
+      return IntFold<uint32_t, uint32_t>(op);
+    case DType::kU64:
+      return IntFold<uint64_t, uint64_t>(op);
+    case DType::kF32:
+      return FloatFold<float>(op);
+    case DType::kF64:
+      return FloatFold<double>(op);
+    case DType::kC64:
+      return ComplexFold<float>(op);
+    case DType::kC128:
+      return ComplexFold<double>(op);
+    default:
+      return nullptr;
+  }
+}
+
+// Narrow types, kNarrowGroup lanes at a time. Lanes are worked on as 32-bit
+// patterns; only arithmetic on normal floats is used.
+constexpr int kPiece = kVectorBytes < 64 ? kVectorBytes / 4 : kNarrowGroup;  // lanes per register
+using U32 = Vector<uint32_t, 4 * kPiece>;
+using F32 = Vector<float, 4 * kPiece>;
+
+DFCCL_INLINE U32 Choose(Vector<int32_t, 4 * kPiece> condition, U32 yes, U32 no) {
+  return condition ? yes : no;
+}
+DFCCL_INLINE U32 Fill(uint32_t value) { return U32{} + value; }
+
+// What lies beyond the largest finite value.
+enum class Special {
+  kIeee,  // infinities and NaNs, as in IEEE 754
+  kFn,    // no infinity; NaN is the code with all bits set but the sign
+  kFnuz,  // no infinity, no minus zero; NaN takes its code
+};
+
+template <typename Code, int kExponentBits, int kMantissaBits, int kBias, Special kSpecial>
+struct Format {
+  using CodeType = Code;
+  static constexpr int kShift = 23 - kMantissaBits;
+  static constexpr uint32_t kSign = 1u << (kExponentBits + kMantissaBits);
+  static constexpr uint32_t kMagnitude = kSign - 1;
+  static constexpr uint32_t kExponent = kMagnitude & ~((1u << kMantissaBits) - 1);
+  // f32 pattern of the smallest normal value.
+  static constexpr uint32_t kMinNormal = static_cast<uint32_t>(128 - kBias) << 23;
+
+  static DFCCL_INLINE U32 Decode(U32 code) {
+    const U32 magnitude = code & kMagnitude;
+    const U32 sign = (code & kSign) << (31 - kExponentBits - kMantissaBits);
+    U32 bits = magnitude << kShift;
+    if constexpr (kExponentBits < 8) {
+      // Without its implicit one, a subnormal is what exceeds the smallest normal value.
+      const U32 subnormal = (U32)((F32)(bits + kMinNormal) - (F32)Fill(kMinNormal));
+      bits = Choose(magnitude < (1u << kMantissaBits), subnormal,
+                    bits + (static_cast<uint32_t>(127 - kBias) << 23));
+      if constexpr (kSpecial == Special::kIeee) {
+        bits = Choose(magnitude >= kExponent, (magnitude << kShift) | 0x7f800000u, bits);
+      }
+    }
+    if constexpr (kSpecial == Special::kFn) {
+      bits = Choose(magnitude == kMagnitude, Fill(0x7fc00000u), bits);
+    }
+    if constexpr (kSpecial == Special::kFnuz) {
+      return Choose(code == kSign, Fill(0xffc00000u), bits | sign);
+    }
+    return bits | sign;
+  }
+
+  static DFCCL_INLINE U32 Encode(U32 bits) {
+    const U32 sign = (bits >> (31 - kExponentBits - kMantissaBits)) & kSign;
+    const U32 magnitude = bits & 0x7fffffffu;
+    U32 code = (magnitude + ((1u << (kShift - 1)) - 1) + ((magnitude >> kShift) & 1)) >> kShift;
+    if constexpr (kExponentBits < 8) {
+      code -= static_cast<uint32_t>(127 - kBias) << kMantissaBits;
+      // An addend whose unit in the last place is that of subnormals rounds for us.
+      constexpr uint32_t kRounder = kMinNormal + (static_cast<uint32_t>(kShift) << 23);
+      const U32 subnormal = (U32)((F32)magnitude + (F32)Fill(kRounder)) - kRounder;
+      code = Choose(magnitude < kMinNormal, subnormal, code);
+    }
+    const auto nan = magnitude > 0x7f800000u;
+    if constexpr (kSpecial == Special::kIeee) {
+      constexpr uint32_t kQuietNan = kExponent | (1u << (kMantissaBits - 1));
+      if constexpr (kExponentBits < 8) {
+        // Also catches f32 exponents too large for the subtraction above.
+        constexpr uint32_t kOverflow = static_cast<uint32_t>(127 - kBias + (1 << kExponentBits) - 1)
+                                       << 23;
+        code = Choose((magnitude >= kOverflow) | (code > kExponent), Fill(kExponent), code);
+      }
+      return Choose(nan, Fill(kQuietNan), code) | sign;
+    } else {
+      constexpr uint32_t kLargest = kSpecial == Special::kFn ? kMagnitude - 1 : kMagnitude;
+      constexpr uint32_t kTwicePast = static_cast<uint32_t>(127 - kBias + (1 << kExponentBits))
+                                      << 23;
+      const auto overflow = (magnitude >= kTwicePast) | (code > kLargest);
+      if constexpr (kSpecial == Special::kFn) {
+        return Choose(overflow, Fill(kMagnitude), code) | sign;
+      } else {
+        return Choose(overflow, Fill(kSign), Choose(code == 0, code, code | sign));
+      }
+    }
+  }
+};
+
+// Powers of two from 2^-127, and NaN: no zero, no sign. As in ml_dtypes, ties
+// round up, tiny values become the smallest, zero and negatives become NaN.
+struct FormatE8M0 {
+  using CodeType = uint8_t;
+  static DFCCL_INLINE U32 Decode(U32 code) {
+    const U32 bits = Choose(code == 0u, Fill(0x00400000u), code << 23);
+    return Choose(code == 0xffu, Fill(0x7fc00000u), bits);
+  }
+  static DFCCL_INLINE U32 Encode(U32 bits) {
+    const U32 normal = (bits + 0x00400000u) >> 23;
+    const U32 code =
+        Choose(bits < 0x00800000u, Choose(bits < 0x00600000u, Fill(0), Fill(1)), normal);
+    // `bits - 1` is huge for +0; the sign bit makes negatives huge.
+    return Choose(bits - 1 >= 0x7f3fffffu, Fill(0xff), code);
+  }
+};
+
+template <typename Format>
+void DecodeCodes(const void* codes, float* values, int count) {
+  using Code = typename Format::CodeType;
+  using Codes = Vector<Code, sizeof(Code) * kPiece>;
+  const char* from = static_cast<const char*>(codes);
+  for (int i = 0; i < count; i += kNarrowGroup) {
+    Code rest[kNarrowGroup] = {};
+    const char* group = from + i * sizeof(Code);
+    if (count - i < kNarrowGroup) {
+      __builtin_memcpy(rest, group, (count - i) * sizeof(Code));
+      group = reinterpret_cast<const char*>(rest);
+    }
+    for (int lane = 0; lane < kNarrowGroup; lane += kPiece) {
+      const U32 code = __builtin_convertvector(Load<Codes>(group + lane * sizeof(Code)), U32);
+      Store(values + i + lane, Format::Decode(code));
+    }
+  }
+}
+
+template <typename Format>
+void EncodeCodes(const float* values, void* codes, int count) {
+  using Code = typename Format::CodeType;
+  using Codes = Vector<Code, sizeof(Code) * kPiece>;
+  char* to = static_cast<char*>(codes);
+  for (int i = 0; i < count; i += kNarrowGroup) {
+    Code rest[kNarrowGroup];
+    const bool whole = count - i >= kNarrowGroup;
+    char* group = whole ? to + i * sizeof(Code) : reinterpret_cast<char*>(rest);
+    for (int lane = 0; lane < kNarrowGroup; lane += kPiece) {
+      const U32 code = Format::Encode(Load<U32>(values + i + lane));
+      Store(group + lane * sizeof(Code), __builtin_convertvector(code, Codes));
+    }
+    if (!whole) __builtin_memcpy(to + i * sizeof(Code), rest, (count - i) * sizeof(Code));
+  }
+}
+
+// Calls `use` with the format of a narrow type.
+#define DFCCL_NARROW(dtype, use)                               \
+  switch (dtype) {                                             \
+    case DType::kF16:                                          \
+      return use<Format<uint16_t, 5, 10, 15, Special::kIeee>>; \
+    case DType::kBF16:                                         \
+      return use<Format<uint16_t, 8, 7, 127, Special::kIeee>>; \
+    case DType::kF8E3M4:                                       \
+      return use<Format<uint8_t, 3, 4, 3, Special::kIeee>>;    \
+    case DType::kF8E4M3:                                       \
+      return use<Format<uint8_t, 4, 3, 7, Special::kIeee>>;    \
+    case DType::kF8E4M3FN:                                     \
+      return use<Format<uint8_t, 4, 3, 7, Special::kFn>>;      \
+    case DType::kF8E4M3FNUZ:                                   \
+      return use<Format<uint8_t, 4, 3, 8, Special::kFnuz>>;    \
+    case DType::kF8E4M3B11FNUZ:                                \
+      return use<Format<uint8_t, 4, 3, 11, Special::kFnuz>>;   \
+    case DType::kF8E5M2:                                       \
+      return use<Format<uint8_t, 5, 2, 15, Special::kIeee>>;   \
+    case DType::kF8E5M2FNUZ:                                   \
+      return use<Format<uint8_t, 5, 2, 16, Special::kFnuz>>;   \
+    case DType::kF8E8M0FNU:                                    \
+      return use<FormatE8M0>;                                  \
+    default:                                                   \
+      return nullptr;                                          \
+  }
+
+DecodeFunction FindDecode(DType dtype){DFCCL_NARROW(dtype, DecodeCodes)} EncodeFunction
+    FindEncode(DType dtype) {
+  DFCCL_NARROW(dtype, EncodeCodes)
+}
+
+}  // namespace
+
+const Kernels DFCCL_KERNELS = {DFCCL_KERNELS_NAME, FindFold, Fold<BitOr>, FindDecode, FindEncode};
+
+}  // namespace dfccl
