@@ -37,7 +37,7 @@ struct Plan {
 const char* AlgorithmName(Algorithm algorithm);
 
 // Builds the all-reduce plan for `members` >= 1. Pure. `chunks_per_member`
-// splits each member's share further (>= 1) where the algorithm pipelines.
+// splits each member's share further (>= 1) where the algorithm pipelines: in the ring.
 Plan PlanAllReduce(Algorithm algorithm, int members, int chunks_per_member = 1);
 
 // The same, made once per process and shared. Thread-safe; never freed.

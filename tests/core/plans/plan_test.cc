@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every planner's plans are proven for all group sizes, keep their promised
+// size, and are made once when asked for through the cache.
+#include "core/plans/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/plans/verifier.h"
+
+namespace dfccl {
+namespace {
+
+constexpr Algorithm kAlgorithms[] = {Algorithm::kDirectOneShot, Algorithm::kDirectTwoShot,
+                                     Algorithm::kRing, Algorithm::kRecursiveDoubling};
+
+std::string Faults(const VerifierReport& report) {
+  std::string text;
+  for (const std::string& fault : report.faults) text += fault + "\n";
+  return text;
+}
+
+class ProvenPlanTest : public ::testing::TestWithParam<Algorithm> {};
+
+TEST_P(ProvenPlanTest, ForEveryGroupSize) {
+  std::vector<int> sizes{31, 32, 33, 63, 64};
+  for (int members = 1; members <= 16; ++members) sizes.push_back(members);
+  for (const int members : sizes) {
+    for (const int chunks_per_member : {1, 2, 3, 5}) {
+      const Plan plan = PlanAllReduce(GetParam(), members, chunks_per_member);
+      EXPECT_EQ(plan.algorithm, GetParam());
+      EXPECT_EQ(plan.members, members);
+      const VerifierReport report = VerifyAllReduce(plan);
+      EXPECT_TRUE(report.ok()) << members << " members, " << chunks_per_member
+                               << " chunks per member:\n"
+                               << Faults(report);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Algorithms, ProvenPlanTest, ::testing::ValuesIn(kAlgorithms),
+                         [](const auto& info) { return AlgorithmName(info.param); });
+
+TEST(PlanTest, LargerDirectPlansAreProven) {
+  for (const Algorithm algorithm : {Algorithm::kDirectOneShot, Algorithm::kDirectTwoShot}) {
+    for (const int members : {65, 255, 256}) {
+      const VerifierReport report = VerifyAllReduce(PlanAllReduce(algorithm, members));
+      EXPECT_TRUE(report.ok()) << AlgorithmName(algorithm) << " " << members << ":\n"
+                               << Faults(report);
+    }
+  }
+}
+
+TEST(PlanTest, DirectPlansStayLinearInTheirMembers) {
+  constexpr int kMembers = 65534;
+  for (const Algorithm algorithm : {Algorithm::kDirectOneShot, Algorithm::kDirectTwoShot}) {
+    const Plan plan = PlanAllReduce(algorithm, kMembers);
+    EXPECT_EQ(plan.refs.size(), 2u * kMembers);
+    for (const int member : {0, 1, kMembers - 1}) {
+      const StepList list = plan.List(member);
+      ASSERT_EQ(list.step_count, 4u);
+      const Step& reduce = list.steps[1];
+      ASSERT_EQ(reduce.kind, StepKind::kReduce);
+      ASSERT_EQ(reduce.source_end - reduce.source_begin, static_cast<uint32_t>(kMembers));
+      for (int i = 0; i < kMembers; ++i) {
+        const BufferRef ref = list.refs[reduce.source_begin + i];
+        ASSERT_TRUE(ref.kind == BufferKind::kSource && ref.member == i) << i;
+      }
+      EXPECT_EQ(reduce.chunk_begin,
+                algorithm == Algorithm::kDirectTwoShot ? static_cast<uint32_t>(member) : 0u);
+    }
+  }
+}
+
+TEST(PlanTest, AGroupOfOneTakesOneStep) {
+  for (const Algorithm algorithm : kAlgorithms) {
+    EXPECT_EQ(PlanAllReduce(algorithm, 1).member[0].steps.size(), 1u) << AlgorithmName(algorithm);
+  }
+}
+
+TEST(PlanTest, TheRingPipelinesItsShares) {
+  EXPECT_EQ(PlanAllReduce(Algorithm::kRing, 5).chunk_count, 5u);
+  EXPECT_EQ(PlanAllReduce(Algorithm::kRing, 5, 3).chunk_count, 15u);
+}
+
+TEST(PlanTest, AlgorithmsHaveNamesOfTheirOwn) {
+  std::set<std::string> names;
+  for (const Algorithm algorithm : kAlgorithms) names.insert(AlgorithmName(algorithm));
+  EXPECT_EQ(names.size(), static_cast<size_t>(kAlgorithmCount));
+}
+
+// Threads that ask for the same plans at once all get the same ones.
+TEST(PlanTest, CachedPlansAreMadeOnce) {
+  constexpr int kThreads = 4;
+  constexpr int kMaxMembers = 12;
+  std::vector<std::vector<const Plan*>> seen(kThreads);
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&seen, thread] {
+      for (const Algorithm algorithm : kAlgorithms) {
+        for (int members = 1; members <= kMaxMembers; ++members) {
+          seen[thread].push_back(&CachedAllReducePlan(algorithm, members));
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int thread = 1; thread < kThreads; ++thread) EXPECT_EQ(seen[thread], seen[0]);
+
+  EXPECT_EQ(std::set<const Plan*>(seen[0].begin(), seen[0].end()).size(), seen[0].size());
+  size_t i = 0;
+  for (const Algorithm algorithm : kAlgorithms) {
+    for (int members = 1; members <= kMaxMembers; ++members) {
+      EXPECT_EQ(seen[0][i]->algorithm, algorithm);
+      EXPECT_EQ(seen[0][i]->members, members);
+      EXPECT_TRUE(VerifyAllReduce(*seen[0][i]).ok());
+      ++i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dfccl
