@@ -21,6 +21,10 @@ struct Group {
   }
 };
 
+// The one Group with this member list in this process. Thread-safe; never
+// freed, so call sites and records keep plain pointers to it.
+const Group* InternGroup(const std::vector<int64_t>& members);
+
 }  // namespace dfccl
 
 #endif  // DFCCL_CORE_GROUP_H_

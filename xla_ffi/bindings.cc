@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// jax_dfccl._core: the handlers as capsules, and the runtime's settings and
+// report. The only file that knows nanobind.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/identity.h"
+#include "core/runtime.h"
+#include "core/trace/flight.h"
+#include "xla_ffi/decode.h"
+#include "xla_ffi/handlers.h"
+
+namespace nb = nanobind;
+
+namespace dfccl {
+namespace {
+
+constexpr char kStateTypeName[] = "jax_dfccl.call";
+
+nb::capsule Capsule(XLA_FFI_Handler* handler) {
+  return nb::capsule(reinterpret_cast<void*>(handler));
+}
+
+nb::dict Registrations() {
+  nb::dict targets;
+  for (int i = 0; i < kCpuTargetCount; ++i) {
+    const TargetHandlers& target = CpuTargets()[i];
+    nb::dict stages;
+    stages["instantiate"] = Capsule(target.instantiate);
+    stages["execute"] = Capsule(target.execute);
+    targets[target.name] = stages;
+  }
+  return targets;
+}
+
+nb::dict TypeRegistrations() {
+  nb::dict type;
+  type["type_id"] = nb::capsule(static_cast<void*>(&CallState::id));
+  type["type_info"] = nb::capsule(static_cast<const void*>(&CallState::type_info));
+  nb::dict types;
+  types[kStateTypeName] = type;
+  return types;
+}
+
+int64_t Nanoseconds(double seconds, const char* what) {
+  if (!(seconds >= 0) || seconds > 9e9) {
+    throw nb::value_error((std::string(what) + " must be from 0 to 9e9 seconds").c_str());
+  }
+  return std::llround(seconds * 1e9);
+}
+
+void Configure(int workers, double timeout_s, double stall_warning_s, double cycle_grace_s,
+               std::string algorithm, bool preemption, uint64_t first_sequence) {
+  RuntimeOptions options;
+  options.workers = workers;
+  options.timeout_ns = Nanoseconds(timeout_s, "timeout_s");
+  options.stall_warning_ns = Nanoseconds(stall_warning_s, "stall_warning_s");
+  options.cycle_grace_ns = Nanoseconds(cycle_grace_s, "cycle_grace_s");
+  options.algorithm = std::move(algorithm);
+  options.preemption = preemption;
+  options.first_sequence = first_sequence;
+  nb::gil_scoped_release release;
+  Runtime::Configure(options);
+}
+
+void RegisterSite(int64_t program, int32_t site, std::string operation, std::string name,
+                  std::string source, std::string program_name, std::vector<int32_t> after) {
+  SiteInfo info{std::move(operation), std::move(name), std::move(source), std::move(program_name),
+                std::move(after)};
+  nb::gil_scoped_release release;
+  Runtime::Get().RegisterSite(static_cast<uint64_t>(program), site, std::move(info));
+}
+
+nb::dict EntryDict(const FlightEntry& entry) {
+  nb::dict dict;
+  dict["device"] = entry.device;
+  dict["sequence"] = entry.sequence;
+  dict["operation"] = entry.operation;
+  dict["name"] = entry.name;
+  dict["key"] = entry.key;
+  dict["program"] = entry.program;
+  dict["launch"] = entry.launch;
+  dict["source"] = entry.source;
+  dict["dtype"] = entry.dtype;
+  dict["count"] = entry.count;
+  dict["bytes"] = entry.bytes;
+  dict["group"] = entry.group;
+  dict["absent"] = entry.absent;
+  dict["state"] = entry.state;
+  dict["error"] = entry.error;
+  dict["blocks_device"] = entry.blocks_device;
+  dict["age_s"] = entry.age_s;
+  dict["wait_s"] = entry.wait_s;
+  dict["total_s"] = entry.total_s;
+  dict["preemptions"] = entry.preemptions;
+  return dict;
+}
+
+nb::dict CountersDict(const DeviceCounters& counters) {
+  nb::dict dict;
+  dict["device"] = counters.device;
+  dict["submitted"] = counters.submitted;
+  dict["completed"] = counters.completed;
+  dict["failed"] = counters.failed;
+  dict["preemptions"] = counters.preemptions;
+  dict["context_saves"] = counters.context_saves;
+  dict["context_loads"] = counters.context_loads;
+  dict["quits"] = counters.quits;
+  dict["restarts"] = counters.restarts;
+  dict["bytes"] = counters.bytes;
+  dict["largest_wait_s"] = counters.largest_wait_s;
+  return dict;
+}
+
+template <typename T, typename ToDict>
+nb::list List(const std::vector<T>& values, ToDict to_dict) {
+  nb::list list;
+  for (const T& value : values) list.append(to_dict(value));
+  return list;
+}
+
+nb::dict Report() {
+  FlightReport report;
+  {
+    nb::gil_scoped_release release;
+    report = Runtime::Get().Report();
+  }
+  nb::dict dict;
+  dict["in_flight"] = List(report.in_flight, EntryDict);
+  dict["recent"] = List(report.recent, EntryDict);
+  dict["devices"] = List(report.devices, CountersDict);
+  dict["cycles"] = report.cycles;
+  dict["open_tickets"] = OpenTicketCount();
+  return dict;
+}
+
+}  // namespace
+}  // namespace dfccl
+
+NB_MODULE(_core, m) {
+  m.doc() = "XLA FFI handlers of jax_dfccl and its process-wide runtime.";
+  m.def("registrations", &dfccl::Registrations,
+        "{target: {stage: capsule}} for jax.ffi.register_ffi_target, platform 'cpu'.");
+  m.def("type_registrations", &dfccl::TypeRegistrations,
+        "{name: {'type_id': capsule, 'type_info': capsule}} for jax.ffi.register_ffi_type. "
+        "Types must be registered before the targets, and after the backend exists.");
+  m.def("configure", &dfccl::Configure, nb::kw_only(), nb::arg("workers") = 0,
+        nb::arg("timeout_s") = 600.0, nb::arg("stall_warning_s") = 10.0,
+        nb::arg("cycle_grace_s") = 2.0, nb::arg("algorithm") = "", nb::arg("preemption") = true,
+        nb::arg("first_sequence") = 0,
+        "Options of the runtime that the next use creates (core/runtime.h RuntimeOptions).");
+  m.def("register_site", &dfccl::RegisterSite, nb::arg("program"), nb::arg("site"),
+        nb::arg("operation"), nb::arg("name"), nb::arg("source"), nb::arg("program_name"),
+        nb::arg("after"), "Tells reports and errors what call `site` of `program` is.");
+  m.def("begin_executable", &dfccl::BeginExecutable,
+        "This thread is about to compile or load one executable.");
+  m.def("report", &dfccl::Report, "The flight record of every device, as plain dicts and lists.");
+  m.def("shutdown", &dfccl::Runtime::Shutdown, nb::call_guard<nb::gil_scoped_release>(),
+        "Ends everything pending with an error and joins the runtime's threads.");
+}

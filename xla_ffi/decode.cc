@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "xla_ffi/decode.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+#include <string_view>
+#include <utility>
+
+#include "core/reduce/reduce.h"
+#include "xla_ffi/ffi_status.h"
+
+namespace dfccl {
+namespace {
+
+namespace ffi = ::xla::ffi;
+using Integers = ffi::Span<const int64_t>;
+
+Status Invalid(std::string message) {
+  return Status(StatusCode::kInvalidArgument, std::move(message));
+}
+
+bool ParseReduceOp(std::string_view text, ReduceOp* op) {
+  constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kProd, ReduceOp::kMin,
+                               ReduceOp::kMax, ReduceOp::kAnd,  ReduceOp::kOr,   ReduceOp::kXor};
+  for (ReduceOp candidate : kOps) {
+    if (text == ReduceOpName(candidate)) {
+      *op = candidate;
+      return true;
+    }
+  }
+  return false;
+}
+
+struct TypePair {
+  XLA_FFI_DataType xla;
+  DType dtype;
+};
+constexpr TypePair kTypes[] = {
+    {XLA_FFI_DataType_PRED, DType::kBool},
+    {XLA_FFI_DataType_S8, DType::kS8},
+    {XLA_FFI_DataType_S16, DType::kS16},
+    {XLA_FFI_DataType_S32, DType::kS32},
+    {XLA_FFI_DataType_S64, DType::kS64},
+    {XLA_FFI_DataType_U8, DType::kU8},
+    {XLA_FFI_DataType_U16, DType::kU16},
+    {XLA_FFI_DataType_U32, DType::kU32},
+    {XLA_FFI_DataType_U64, DType::kU64},
+    {XLA_FFI_DataType_F16, DType::kF16},
+    {XLA_FFI_DataType_BF16, DType::kBF16},
+    {XLA_FFI_DataType_F32, DType::kF32},
+    {XLA_FFI_DataType_F64, DType::kF64},
+    {XLA_FFI_DataType_C64, DType::kC64},
+    {XLA_FFI_DataType_C128, DType::kC128},
+    {XLA_FFI_DataType_F8E3M4, DType::kF8E3M4},
+    {XLA_FFI_DataType_F8E4M3, DType::kF8E4M3},
+    {XLA_FFI_DataType_F8E4M3FN, DType::kF8E4M3FN},
+    {XLA_FFI_DataType_F8E4M3FNUZ, DType::kF8E4M3FNUZ},
+    {XLA_FFI_DataType_F8E4M3B11FNUZ, DType::kF8E4M3B11FNUZ},
+    {XLA_FFI_DataType_F8E5M2, DType::kF8E5M2},
+    {XLA_FFI_DataType_F8E5M2FNUZ, DType::kF8E5M2FNUZ},
+    {XLA_FFI_DataType_F8E8M0FNU, DType::kF8E8M0FNU},
+};
+
+bool ParseDType(XLA_FFI_DataType type, DType* dtype) {
+  static constexpr int kUnsupported = -1;
+  static const auto table = [] {
+    std::array<int, 64> by_type;
+    by_type.fill(kUnsupported);
+    for (const TypePair& pair : kTypes) by_type[pair.xla] = static_cast<int>(pair.dtype);
+    return by_type;
+  }();
+  const size_t index = static_cast<size_t>(type);
+  if (index >= table.size() || table[index] == kUnsupported) return false;
+  *dtype = static_cast<DType>(table[index]);
+  return true;
+}
+
+// Reads attributes and keeps the first failure.
+class AttributeReader {
+ public:
+  explicit AttributeReader(const ffi::Dictionary& attributes) : attributes_(attributes) {}
+
+  template <typename T>
+  T Get(std::string_view name) {
+    ffi::ErrorOr<T> value = attributes_.get<T>(name);
+    if (value.has_value()) return *value;
+    if (status_.ok()) {
+      status_ = Invalid("attribute " + std::string(name) + ": " + value.error().message());
+    }
+    return T();
+  }
+  int64_t Integer(std::string_view name) { return Get<int64_t>(name); }
+  const Status& status() const { return status_; }
+
+ private:
+  const ffi::Dictionary& attributes_;
+  Status status_;
+};
+
+Status DecodeGroups(Integers groups, Integers group_sizes, Integers devices,
+                    std::vector<CallState::Membership>* memberships) {
+  size_t begin = 0;
+  for (int64_t size : group_sizes) {
+    if (size < 1 || static_cast<size_t>(size) > groups.size() - begin) {
+      return Invalid("group_sizes do not fit groups");
+    }
+    std::vector<int64_t> members;
+    for (size_t i = begin; i < begin + size; ++i) {
+      const int64_t position = groups[i];
+      if (position < 0 ||
+          (devices.size() != 0 && position >= static_cast<int64_t>(devices.size()))) {
+        return Invalid("a group names position " + std::to_string(position) +
+                       ", which the mesh does not have");
+      }
+      members.push_back(devices.size() == 0 ? position : devices[position]);
+    }
+    begin += size;
+    const Group* group = InternGroup(members);
+    for (int member = 0; member < group->size(); ++member) {
+      memberships->push_back({members[member], group, member});
+    }
+  }
+  if (begin != groups.size()) return Invalid("group_sizes do not fit groups");
+  std::sort(memberships->begin(), memberships->end(),
+            [](const auto& a, const auto& b) { return a.device < b.device; });
+  for (size_t i = 1; i < memberships->size(); ++i) {
+    if ((*memberships)[i - 1].device == (*memberships)[i].device) {
+      return Invalid("device " + std::to_string((*memberships)[i].device) +
+                     " is in more than one place of the groups");
+    }
+  }
+  return Status();
+}
+
+Status Decode(Target target, const ffi::Dictionary& attributes, CallState* state) {
+  AttributeReader reader(attributes);
+  const std::string_view op = reader.Get<std::string_view>("op");
+  const Integers groups = reader.Get<Integers>("groups");
+  const Integers group_sizes = reader.Get<Integers>("group_sizes");
+  const Integers devices = reader.Get<Integers>("devices");
+  const std::string_view name = reader.Get<std::string_view>("name");
+  const int64_t has_key = reader.Integer("has_key");
+  const int64_t priority = reader.Integer("priority");
+  const int64_t timeout_us = reader.Integer("timeout_us");
+  const int64_t program = reader.Integer("program");
+  const int64_t site = reader.Integer("site");
+  const int64_t stage = target == Target::kStart ? reader.Integer("stage") : 0;
+  if (!reader.status().ok()) return reader.status();
+
+  if (site < 0 || site > std::numeric_limits<int32_t>::max()) {
+    return Invalid(
+        "this program was compiled without jax_dfccl's module pass, so its collectives have no "
+        "identity. It must be lowered and compiled by jax.jit after `import jax_dfccl`");
+  }
+  if (!ParseReduceOp(op, &state->op)) return Invalid("unknown op '" + std::string(op) + "'");
+  if (has_key != 0 && name.empty()) return Invalid("key= needs name=");
+  if (priority < std::numeric_limits<int>::min() || priority > std::numeric_limits<int>::max()) {
+    return Invalid("priority " + std::to_string(priority) + " does not fit 32 bits");
+  }
+  if (timeout_us < 0 || timeout_us > std::numeric_limits<int64_t>::max() / 1000) {
+    return Invalid("timeout of " + std::to_string(timeout_us) + " us is out of range");
+  }
+  state->name = std::string(name);
+  state->has_key = has_key != 0;
+  state->has_position = devices.size() == 0;
+  state->stage_source = stage != 0;
+  state->priority = static_cast<int>(priority);
+  state->timeout_ns = timeout_us * 1000;
+  state->program = static_cast<uint64_t>(program);
+  state->site = static_cast<int32_t>(site);
+  if (Status status = DecodeGroups(groups, group_sizes, devices, &state->memberships);
+      !status.ok()) {
+    return status;
+  }
+  if (target != Target::kDone) {
+    state->call_site.reset(NewCallSite(state->program, state->site, state->name));
+  }
+  return Status();
+}
+
+const CallState::Membership* FindMembership(const CallState& state, int64_t device) {
+  const auto entry = std::lower_bound(
+      state.memberships.begin(), state.memberships.end(), device,
+      [](const CallState::Membership& membership, int64_t id) { return membership.device < id; });
+  return entry != state.memberships.end() && entry->device == device ? &*entry : nullptr;
+}
+
+Status DecodeKey(const XLA_FFI_Buffer& buffer, int64_t* key) {
+  switch (buffer.dtype) {
+    case XLA_FFI_DataType_S32: {
+      int32_t value;
+      std::memcpy(&value, buffer.data, sizeof(value));
+      *key = value;
+      return Status();
+    }
+    case XLA_FFI_DataType_U32: {
+      uint32_t value;
+      std::memcpy(&value, buffer.data, sizeof(value));
+      *key = value;
+      return Status();
+    }
+    case XLA_FFI_DataType_S64:
+    case XLA_FFI_DataType_U64:
+      std::memcpy(key, buffer.data, sizeof(*key));
+      return Status();
+    default:
+      return Invalid("the key must be a 32- or 64-bit integer");
+  }
+}
+
+const XLA_FFI_Buffer& Operand(const XLA_FFI_CallFrame& frame, int64_t index) {
+  return *static_cast<const XLA_FFI_Buffer*>(frame.args.args[index]);
+}
+
+}  // namespace
+
+ffi::TypeId CallState::id = {};
+const XLA_FFI_TypeInfo CallState::type_info = ffi::MakeTypeInfo<CallState>();
+
+ffi::ErrorOr<std::unique_ptr<CallState>> DecodeCall(Target target,
+                                                    const ffi::Dictionary& attributes) {
+  auto state = std::make_unique<CallState>();
+  const Status status = Decode(target, attributes, state.get());
+  if (!status.ok()) return ffi::Unexpected(ToFfiError(status));
+  return state;
+}
+
+Status DecodeBuffer(const XLA_FFI_Buffer& buffer, BufferView* view) {
+  if (!ParseDType(buffer.dtype, &view->dtype)) {
+    return Invalid("element type " + std::to_string(buffer.dtype) + " is not supported");
+  }
+  view->data = buffer.data;
+  view->count = 1;
+  for (int64_t i = 0; i < buffer.rank; ++i) view->count *= buffer.dims[i];
+  return Status();
+}
+
+Status DecodeSubmission(const CallState& state, const XLA_FFI_CallFrame& frame, int64_t device,
+                        int64_t run_id, Submission* submission) {
+  const int64_t expected = 1 + (state.has_key ? 1 : 0) + (state.has_position ? 1 : 0);
+  if (frame.args.size != expected) {
+    return Invalid("expected " + std::to_string(expected) + " operands, got " +
+                   std::to_string(frame.args.size));
+  }
+  BufferView source;
+  if (Status status = DecodeBuffer(Operand(frame, 0), &source); !status.ok()) return status;
+  if (!IsSupported(state.op, source.dtype)) {
+    return Invalid(std::string(ReduceOpName(state.op)) + " of " + DTypeName(source.dtype) +
+                   " has no meaning");
+  }
+  int64_t key = 0;
+  if (state.has_key) {
+    if (Status status = DecodeKey(Operand(frame, 1), &key); !status.ok()) return status;
+  }
+  int64_t self = device;
+  if (state.has_position) {
+    const XLA_FFI_Buffer& position = Operand(frame, expected - 1);
+    if (position.dtype != XLA_FFI_DataType_U32) return Invalid("the position must be a uint32");
+    uint32_t value;
+    std::memcpy(&value, position.data, sizeof(value));
+    self = value;
+  }
+  const CallState::Membership* membership = FindMembership(state, self);
+  if (membership == nullptr) {
+    return Invalid("device " + std::to_string(self) + " runs a collective but is in none of its " +
+                   "groups");
+  }
+  const IdentifiedCall call = state.call_site->Next(self, run_id, membership->group, key);
+  submission->device = device;
+  submission->group = membership->group;
+  submission->member = membership->member;
+  submission->id = call.id;
+  submission->signature = {Kind::kAllReduce, state.op, source.dtype, source.count};
+  submission->source = source.data;
+  submission->stage_source = state.stage_source;
+  submission->priority = state.priority;
+  submission->timeout_ns = state.timeout_ns;
+  submission->program = state.program;
+  submission->launch = call.launch;
+  submission->site = state.site;
+  submission->name = state.name;
+  submission->key = key;
+  submission->has_key = state.has_key;
+  return Status();
+}
+
+}  // namespace dfccl

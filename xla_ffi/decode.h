@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// What XLA hands to a handler, as core values: attributes, decoded once when an
+// executable is instantiated (CallState), and operands, decoded at each
+// execution. Shared by the handlers of all platforms; all messages about wrong
+// calls are here.
+//
+// Attributes of the three targets (tests compare the names with the lowering):
+//   op           str      reduction: sum, mean, prod, min, max, and, or, xor
+//   groups       i64[]    positions in the mesh, group after group
+//   group_sizes  i64[]    members of each group
+//   devices      i64[]    global device id of each position. Empty: not known when
+//                         the program was lowered; then a member is named by its
+//                         position, which comes as the last operand (u32)
+//   name         str      "" for an unnamed call
+//   has_key      i64      1: the second operand is an integer key
+//   priority     i64      larger first
+//   timeout_us   i64      0: the process default
+//   program      i64      the program's hash
+//   site         i64      number of the call in the program; < 0: not assigned
+//   stage        i64      start only. 1: copy the source at start
+#ifndef DFCCL_XLA_FFI_DECODE_H_
+#define DFCCL_XLA_FFI_DECODE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/collective.h"
+#include "core/group.h"
+#include "core/identity.h"
+#include "core/runtime.h"
+#include "core/status.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace dfccl {
+
+// One custom call of an executable; owned by XLA, shared by all local devices
+// and immutable but for the counts inside `call_site`.
+struct CallState {
+  static xla::ffi::TypeId id;  // assigned by XLA when the type is registered
+  static const XLA_FFI_TypeInfo type_info;
+
+  struct CallSiteDeleter {
+    void operator()(CallSite* site) const { DeleteCallSite(site); }
+  };
+  struct Membership {
+    int64_t device;  // global id; or the position where the devices are not known
+    const Group* group;
+    int member;
+  };
+
+  ReduceOp op = ReduceOp::kSum;
+  std::string name;
+  bool has_key = false;
+  bool has_position = false;
+  bool stage_source = false;
+  int priority = 0;
+  int64_t timeout_ns = 0;
+  uint64_t program = 0;
+  int32_t site = -1;
+  std::vector<Membership> memberships;                   // sorted by device
+  std::unique_ptr<CallSite, CallSiteDeleter> call_site;  // all but done
+};
+
+// Which target a state is for: done has no call site of its own.
+enum class Target { kAllReduce, kStart, kDone };
+
+xla::ffi::ErrorOr<std::unique_ptr<CallState>> DecodeCall(Target target,
+                                                         const xla::ffi::Dictionary& attributes);
+
+struct BufferView {
+  void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t count = 0;
+  int64_t bytes() const { return count * DTypeSize(dtype); }
+};
+
+// Fails for element types that have no memory form of their own (sub-byte).
+Status DecodeBuffer(const XLA_FFI_Buffer& buffer, BufferView* view);
+
+// The submission of a single call or a start: everything but `result`.
+// `device` and `run_id` are the execution's.
+Status DecodeSubmission(const CallState& state, const XLA_FFI_CallFrame& frame, int64_t device,
+                        int64_t run_id, Submission* submission);
+
+}  // namespace dfccl
+
+#endif  // DFCCL_XLA_FFI_DECODE_H_

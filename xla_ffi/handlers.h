@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// The handlers that bindings.cc registers with XLA.
+#ifndef DFCCL_XLA_FFI_HANDLERS_H_
+#define DFCCL_XLA_FFI_HANDLERS_H_
+
+#include <cstdint>
+
+#include "xla/ffi/api/ffi.h"
+
+namespace dfccl {
+
+struct TargetHandlers {
+  const char* name;
+  XLA_FFI_Handler* instantiate;
+  XLA_FFI_Handler* execute;
+};
+
+// dfccl_all_reduce        (source[, key][, position]) -> result
+// dfccl_all_reduce_start  (source[, key][, position]) -> ticket u64[1]
+// dfccl_all_reduce_done   (ticket, source, more tickets...) -> result
+constexpr int kCpuTargetCount = 3;
+const TargetHandlers* CpuTargets();
+
+// Operations that were started and whose done has not come.
+int64_t OpenTicketCount();
+
+}  // namespace dfccl
+
+#endif  // DFCCL_XLA_FFI_HANDLERS_H_

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+// The handlers of the CPU platform: make a submission, hand it to the runtime,
+// and tell XLA "done" at once or through a future.
+//
+// XLA reuses the call frame when a handler returns, so everything a completion
+// needs is copied out of it. Completing a future runs the program's following
+// thunks, other handlers among them, on the completing thread.
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "core/runtime.h"
+#include "xla_ffi/call_frame.h"
+#include "xla_ffi/decode.h"
+#include "xla_ffi/ffi_status.h"
+#include "xla_ffi/handlers.h"
+#include "xla_ffi/tickets.h"
+
+namespace dfccl {
+namespace {
+
+namespace ffi = ::xla::ffi;
+
+void ReleaseFinished(void* operation) {
+  Runtime::Get().Release(static_cast<Operation*>(operation));
+}
+
+// Gives an operation that nobody will collect back, now or when it finishes.
+void ReleaseEventually(Operation* operation) {
+  if (!Runtime::Get().OnFinish(operation, ReleaseFinished, operation)) ReleaseFinished(operation);
+}
+
+void ReapLost(const StartedOperation& started) {
+  Runtime::Get().Abandon(started.device, started.program, started.launch,
+                         Status(StatusCode::kAborted, "the program ended before its done"));
+  ReleaseEventually(started.operation);
+}
+
+TicketTable& Tickets() {
+  static TicketTable& tickets = *new TicketTable(ReapLost);
+  return tickets;
+}
+
+// Ends what else the failed launch has in flight on its device: XLA runs no
+// more of it and takes its buffers back once the error is returned.
+void AbandonLaunch(int64_t device, uint64_t program, uint64_t launch, const Status& status) {
+  Runtime::Get().Abandon(device, program, launch, status);
+  Tickets().Drop(device, program, launch, status);
+}
+
+// One operation whose result the program waits for.
+struct Awaited {
+  Operation* operation;
+  void* collect_to;  // nullptr: the result is written in place
+  int64_t device;
+  uint64_t program;
+  uint64_t launch;
+};
+
+// Consumes a finished operation and returns what the program gets.
+Status Settle(const Awaited& awaited, Status status) {
+  Runtime& runtime = Runtime::Get();
+  if (status.ok() && awaited.collect_to != nullptr) {
+    runtime.Collect(awaited.operation, awaited.collect_to);
+    return status;
+  }
+  runtime.Release(awaited.operation);
+  if (!status.ok()) AbandonLaunch(awaited.device, awaited.program, awaited.launch, status);
+  return status;
+}
+
+struct Completion {
+  Awaited awaited;
+  const XLA_FFI_Api* api;
+  XLA_FFI_Future* future;
+
+  static void Run(void* argument) {
+    std::unique_ptr<Completion> self(static_cast<Completion*>(argument));
+    Status status;
+    if (!Runtime::Get().Finished(self->awaited.operation, &status)) {
+      status = Status(StatusCode::kInternal, "completion of an unfinished operation");
+    }
+    status = Settle(self->awaited, std::move(status));
+    CompleteFuture(self->api, self->future, ToFfiError(self->api, status));
+  }
+};
+
+// Returns plain success if the operation has finished, else leaves a future.
+XLA_FFI_Error* Await(XLA_FFI_CallFrame* frame, const Awaited& awaited) {
+  const XLA_FFI_Api* api = frame->api;
+  Runtime& runtime = Runtime::Get();
+  Status status;
+  if (runtime.Finished(awaited.operation, &status)) {
+    return ToFfiError(api, Settle(awaited, std::move(status)));
+  }
+  XLA_FFI_Future* future;
+  if (XLA_FFI_Error* error = CreateFuture(api, &future)) return error;
+  frame->future = future;
+  auto* completion = new Completion{awaited, api, future};
+  if (!runtime.OnFinish(awaited.operation, Completion::Run, completion)) {
+    Completion::Run(completion);
+  }
+  return nullptr;
+}
+
+// What the execute stages of a single call and of a start have in common.
+XLA_FFI_Error* Prepare(const XLA_FFI_CallFrame* frame, CallState** state, Submission* submission) {
+  int64_t device, run_id;
+  if (XLA_FFI_Error* error = GetState(frame, state)) return error;
+  if (XLA_FFI_Error* error = GetDeviceOrdinal(frame, &device)) return error;
+  if (XLA_FFI_Error* error = GetRunId(frame, &run_id)) return error;
+  return ToFfiError(frame->api, DecodeSubmission(**state, *frame, device, run_id, submission));
+}
+
+const XLA_FFI_Buffer& Result(const XLA_FFI_CallFrame* frame) {
+  return *static_cast<const XLA_FFI_Buffer*>(frame->rets.rets[0]);
+}
+
+XLA_FFI_Error* ExecuteSingle(XLA_FFI_CallFrame* frame) {
+  CallState* state;
+  Submission submission;
+  if (XLA_FFI_Error* error = Prepare(frame, &state, &submission)) return error;
+  BufferView result;
+  Status status = DecodeBuffer(Result(frame), &result);
+  if (status.ok() &&
+      (result.dtype != submission.signature.dtype || result.count != submission.signature.count)) {
+    status = Status(StatusCode::kInvalidArgument, "result and operand differ in type or size");
+  }
+  if (!status.ok()) return ToFfiError(frame->api, status);
+  submission.result = result.data;
+  Operation* operation = Runtime::Get().Submit(submission);
+  return Await(frame, {operation, /*collect_to=*/nullptr, submission.device, submission.program,
+                       submission.launch});
+}
+
+XLA_FFI_Error* ExecuteStart(XLA_FFI_CallFrame* frame) {
+  CallState* state;
+  Submission submission;
+  if (XLA_FFI_Error* error = Prepare(frame, &state, &submission)) return error;
+  const XLA_FFI_Buffer& result = Result(frame);
+  if (result.dtype != XLA_FFI_DataType_U64 || result.rank != 1 || result.dims[0] != 1) {
+    return ToFfiError(frame->api,
+                      Status(StatusCode::kInvalidArgument, "the ticket must be a uint64[1]"));
+  }
+  StartedOperation started;
+  started.operation = Runtime::Get().Submit(submission);
+  started.device = submission.device;
+  started.program = submission.program;
+  started.launch = submission.launch;
+  started.source = submission.source;
+  started.staged = submission.stage_source;
+  started.bytes = submission.signature.count * DTypeSize(submission.signature.dtype);
+  const uint64_t ticket = Tickets().Put(started);
+  std::memcpy(result.data, &ticket, sizeof(ticket));
+  return nullptr;
+}
+
+XLA_FFI_Error* ExecuteDone(XLA_FFI_CallFrame* frame) {
+  const XLA_FFI_Api* api = frame->api;
+  if (frame->args.size < 2) {
+    return ToFfiError(api, Status(StatusCode::kInvalidArgument, "done needs ticket and source"));
+  }
+  const auto& ticket_buffer = *static_cast<const XLA_FFI_Buffer*>(frame->args.args[0]);
+  if (ticket_buffer.dtype != XLA_FFI_DataType_U64) {
+    return ToFfiError(api, Status(StatusCode::kInvalidArgument, "the ticket must be a uint64[1]"));
+  }
+  uint64_t ticket;
+  std::memcpy(&ticket, ticket_buffer.data, sizeof(ticket));
+  StartedOperation started;
+  if (!Tickets().Take(ticket, &started)) return ToFfiError(api, Tickets().WhyGone(ticket));
+
+  BufferView source, result;
+  Status status = DecodeBuffer(*static_cast<const XLA_FFI_Buffer*>(frame->args.args[1]), &source);
+  if (status.ok()) status = DecodeBuffer(Result(frame), &result);
+  if (status.ok() && (source.bytes() != started.bytes || result.bytes() != started.bytes)) {
+    status = Status(StatusCode::kInvalidArgument, "start and done differ in size");
+  }
+  if (status.ok() && !started.staged && started.bytes != 0 && source.data != started.source) {
+    status = Status(StatusCode::kInternal,
+                    "the operand of a collective moved between start and done: XLA copied a "
+                    "buffer that was to be read in place");
+  }
+  if (!status.ok()) {
+    AbandonLaunch(started.device, started.program, started.launch, status);
+    ReleaseEventually(started.operation);
+    return ToFfiError(api, status);
+  }
+  return Await(frame,
+               {started.operation, result.data, started.device, started.program, started.launch});
+}
+
+template <Target target>
+XLA_FFI_Error* Instantiate(XLA_FFI_CallFrame* frame) {
+  static const auto* const handler =
+      ffi::Ffi::BindInstantiate()
+          .Attrs()
+          .To([](const ffi::Dictionary& attributes) { return DecodeCall(target, attributes); })
+          .release();
+  return handler->Call(frame);
+}
+
+// XLA also calls each handler for its metadata (API version, traits); the
+// bindings of the C++ API answer that.
+template <XLA_FFI_Error* (*execute)(XLA_FFI_CallFrame*)>
+XLA_FFI_Error* Execute(XLA_FFI_CallFrame* frame) {
+  if (frame->extension_start == nullptr) return execute(frame);
+  static const auto* const metadata =
+      ffi::Ffi::Bind()
+          .Ctx<ffi::State<CallState>>()
+          .To([](CallState*) {
+            return ffi::Error::Internal("jax_dfccl: unknown extension of the call frame");
+          })
+          .release();
+  return metadata->Call(frame);
+}
+
+}  // namespace
+
+const TargetHandlers* CpuTargets() {
+  static constexpr TargetHandlers kTargets[kCpuTargetCount] = {
+      {"dfccl_all_reduce", Instantiate<Target::kAllReduce>, Execute<ExecuteSingle>},
+      {"dfccl_all_reduce_start", Instantiate<Target::kStart>, Execute<ExecuteStart>},
+      {"dfccl_all_reduce_done", Instantiate<Target::kDone>, Execute<ExecuteDone>},
+  };
+  return kTargets;
+}
+
+int64_t OpenTicketCount() { return Tickets().size(); }
+
+}  // namespace dfccl
