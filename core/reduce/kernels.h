@@ -31,6 +31,11 @@ constexpr int kNarrowGroup = 16;
 using DecodeFunction = void (*)(const void* codes, float* values, int count);
 using EncodeFunction = void (*)(const float* values, void* codes, int count);
 
+// The loop of the roofline (roofline.h): the f32 sums of all `from` at elements
+// [begin, end) are written to all `to`.
+using PlainLoopFunction = void (*)(const float* const* from, float* const* to, int members,
+                                   int64_t begin, int64_t end, bool streaming);
+
 struct Kernels {
   const char* name;
   // Fold of a type that accumulates in itself; kMean means "sum, then divide".
@@ -39,11 +44,18 @@ struct Kernels {
   FoldFunction copy;
   DecodeFunction (*decode)(DType dtype);
   EncodeFunction (*encode)(DType dtype);
+  PlainLoopFunction plain_loop;
 };
 
 constexpr int kMaxKernelSets = 3;
 // Sets this CPU can run, slowest first; the number of them is returned.
 int SupportedKernels(const Kernels* (&sets)[kMaxKernelSets]);
+
+// The last of them.
+const Kernels& BestKernels();
+
+// Orders streaming stores before later release stores.
+void FenceStreamingStores();
 
 extern const Kernels kBaselineKernels;
 #if defined(__x86_64__)

@@ -19,20 +19,6 @@ namespace {
 constexpr int kBlock = 512;
 constexpr int kDecoded = 8;
 
-const Kernels& BestKernels() {
-  static const Kernels* const best = [] {
-    const Kernels* sets[kMaxKernelSets];
-    return sets[SupportedKernels(sets) - 1];
-  }();
-  return *best;
-}
-
-void FenceStreamingStores() {
-#if defined(__x86_64__)
-  _mm_sfence();
-#endif
-}
-
 bool IsNarrow(DType dtype) { return AccumulationType(dtype) != dtype; }
 
 // A mean is a sum until its last fold.
@@ -165,6 +151,20 @@ int SupportedKernels(const Kernels* (&sets)[kMaxKernelSets]) {
   }
 #endif
   return count;
+}
+
+const Kernels& BestKernels() {
+  static const Kernels* const best = [] {
+    const Kernels* sets[kMaxKernelSets];
+    return sets[SupportedKernels(sets) - 1];
+  }();
+  return *best;
+}
+
+void FenceStreamingStores() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
 }
 
 void ReduceWith(const Kernels& kernels, const ReduceArgs& args) {
