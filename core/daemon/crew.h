@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// The threads: who runs daemons and who calls callbacks.
+//
+// Daemons with work wait in the run queue. They are run by submitting threads
+// for a bounded time, and by the crew's own threads, of which at most `workers`
+// run daemons at a time. The crew starts threads when they are first needed and
+// parks them when there is nothing to do.
+//
+// A callback is foreign code that may take any time or even wait for another
+// callback, so it never runs under a daemon. Short ones are called by the
+// thread that finished the operation, when it has left the daemon, one after
+// the other and never nested (a trampoline: no context switch, bounded depth).
+// Call sites whose callbacks were seen to be long hand them to crew threads,
+// which may then be more than `workers`. When callbacks wait behind one that
+// does not return, the monitor calls Relieve, and crew threads take them over.
+#ifndef DFCCL_CORE_DAEMON_CREW_H_
+#define DFCCL_CORE_DAEMON_CREW_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <list>
+#include <mutex>
+#include <thread>
+
+#include "core/daemon/condvar_sleeper.h"
+#include "core/daemon/operation.h"
+#include "core/protocol/atomics.h"
+#include "core/protocol/bounded_queue.h"
+#include "core/protocol/parking.h"
+
+namespace dfccl {
+
+class Daemon;
+
+class Crew {
+ public:
+  // `attend` asks the monitor to look at the completion queues soon.
+  Crew(int workers, void (*attend)(void*), void* attend_argument);
+  Crew(const Crew&) = delete;
+  Crew& operator=(const Crew&) = delete;
+
+  int workers() const { return workers_; }
+
+  // A daemon that has become Scheduled. Thread-safe.
+  void Enqueue(Daemon* daemon);
+
+  // Takes over the callback of a finished operation; false: no room, retry.
+  bool TryPost(Operation* operation);
+
+  // There is enough to do for several threads.
+  void CallWorkers();
+
+  // Runs `own` if nobody else does, then whatever daemons it made runnable,
+  // until nothing is runnable or `deadline_ns` has passed. Then calls the short
+  // callbacks, unless this thread is inside one. Holds no daemon on return.
+  void Drive(Daemon* own, int64_t deadline_ns);
+
+  // On a thread inside a callback, time spent in the runtime is not the
+  // callback's: true there, and NestedTime takes it off.
+  bool InCallback() const;
+  void NestedTime(int64_t ns);
+
+  // Called by the monitor about once a millisecond while there may be
+  // callbacks: brings in threads if nothing has moved since the last call.
+  // Returns true while callbacks are queued.
+  bool Relieve();
+
+  // Leaves all queued callbacks to crew threads from now on.
+  void TakeOverCallbacks();
+
+  // Ends the threads. Waits until `deadline_ns`; threads that are in foreign
+  // code then are left alone (false).
+  bool Stop(int64_t deadline_ns);
+
+ private:
+  struct Completion {
+    Runtime::Callback callback;
+    void* argument;
+    uint32_t site;
+  };
+  struct Work {
+    Daemon* daemon = nullptr;
+    Completion completion = {};
+  };
+  struct ThreadEntry {
+    std::thread thread;
+    bool exited = false;
+  };
+
+  static constexpr int64_t kLongCallbackNs = 20'000;
+  static constexpr int64_t kLongestSampleNs = 100'000;  // so that an outlier is soon forgotten
+  static constexpr int64_t kSearchNs = 10'000;
+  static constexpr int64_t kQuantumNs = 1'000'000;
+  static constexpr int kMostThreads = 1024;
+  static constexpr int kSites = 1024;
+
+  bool TryTake(Work* work);
+  void Perform(const Work& work);
+  void Main(ThreadEntry* entry);
+  void Notify();
+  bool Spawn();
+  void RunQueue(int64_t deadline_ns);
+  void Drain();
+  void Call(const Completion& completion, int64_t* now_ns);
+  bool IsLong(uint32_t site) const;
+
+  const int workers_;
+  void (*const attend_)(void*);
+  void* const attend_argument_;
+
+  BoundedQueue<Daemon*> run_queue_;
+  BoundedQueue<Completion> completions_;  // for whoever finished the operation
+  BoundedQueue<Completion> handed_;       // for crew threads
+  ParkingLot<CondvarSleeper> lot_;
+
+  Atomic<int32_t> runners_;    // crew threads that run a daemon
+  Atomic<int32_t> searching_;  // crew threads that look for work before they park
+  Atomic<int32_t> idle_;       // crew threads that are parked
+  Atomic<int32_t> threads_;
+  Atomic<uint32_t> relief_;    // crew threads take from completions_, too
+  Atomic<uint32_t> stop_;
+  Atomic<uint64_t> calls_;     // callbacks begun
+  Atomic<uint64_t> runs_;      // daemons taken by crew threads
+  Atomic<uint32_t> average_ns_[kSites];  // of callbacks, by call site
+
+  uint64_t last_calls_ = 0;  // the monitor's
+  uint64_t last_runs_ = 0;
+
+  std::mutex mutex_;  // of the list and of `exited`
+  std::condition_variable exit_;
+  std::list<ThreadEntry> entries_;
+};
+
+}  // namespace dfccl
+
+#endif  // DFCCL_CORE_DAEMON_CREW_H_

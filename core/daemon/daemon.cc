@@ -1,0 +1,390 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/daemon/daemon.h"
+
+#include <algorithm>
+#include <mutex>
+#include <thread>
+
+#include "core/daemon/clock.h"
+#include "core/daemon/crew.h"
+
+namespace dfccl {
+namespace {
+
+constexpr int kPoolChunk = 64;  // operations
+
+}  // namespace
+
+void SignalProgress(Record* record, uint16_t member, uint32_t value) {
+  Slot* slots = record->slots();
+  const int members = record->members();
+  bool woke = false;
+  const auto wake = [&](uint16_t awaited) {
+    for (int i = 0; i < members; ++i) {
+      if (!slots[i].sleep.TryWake(awaited, value)) continue;
+      slots[i].operation->daemon->Wake(slots[i].operation);
+      woke = true;
+    }
+  };
+  slots[member].progress.Signal(value);
+  const uint32_t level = value - kArrived;
+  if (record->shape.chosen.waits_for_all && level < Record::kLevels) {
+    // Partner: the looks at the level in Machine::Reached and in TrySleep.
+    const uint32_t signalled = record->level[level].FetchAddSeqCst(1) + 1;
+    if (signalled == static_cast<uint32_t>(members)) wake(kEveryMember);
+  }
+  if (record->shape.chosen.waits_for_one) wake(member);
+  if (woke && record->shape.heavy) slots[member].operation->daemon->CallHelp();
+}
+
+// What the interpreter can do for one member: the CPU side of its steps.
+class Daemon::Machine {
+ public:
+  Machine(Daemon* daemon, Operation* operation, int64_t deadline_ns)
+      : daemon_(*daemon),
+        operation_(*operation),
+        record_(*operation->record),
+        slot_(*operation->slot),
+        deadline_ns_(deadline_ns) {}
+
+  // Acquire: partner is the store in RecordTable::Fail, after the status.
+  bool Failed() const { return record_.failed.LoadAcquire() != 0; }
+
+  bool Reached(uint16_t member, uint32_t value) const {
+    if (member != kEveryMember) return record_.slots()[member].progress.Reached(value);
+    const uint32_t level = value - kArrived;
+    if (level < Record::kLevels) {
+      // Acquire: partners are all members' additions in SignalProgress.
+      return record_.level[level].LoadAcquire() == static_cast<uint32_t>(record_.members());
+    }
+    return Laggard(value) == kEveryMember;
+  }
+
+  void Signal(uint32_t value) { SignalProgress(&record_, operation_.member, value); }
+
+  bool Reduce(const Step& step, int64_t begin, int64_t end) {
+    // See Record::Quiet.
+    slot_.in_data_step.StoreSeqCst(1);
+    if (record_.failed.LoadSeqCst() != 0) {
+      slot_.in_data_step.StoreRelease(0);
+      return false;
+    }
+    const BufferRef* refs = operation_.fixed.list.refs;
+    std::vector<ReduceSource>& sources = daemon_.sources_;
+    std::vector<ReduceDestination>& destinations = daemon_.destinations_;
+    sources.clear();
+    destinations.clear();
+    for (uint32_t i = step.source_begin; i < step.source_end; ++i) {
+      sources.push_back({Address(refs[i], begin), refs[i].kind == BufferKind::kScratch});
+    }
+    for (uint32_t i = step.destination_begin; i < step.destination_end; ++i) {
+      destinations.push_back({Address(refs[i], begin), refs[i].kind == BufferKind::kScratch});
+    }
+    ReduceArgs args;
+    args.op = record_.signature.op;
+    args.dtype = record_.signature.dtype;
+    args.sources = sources.data();
+    args.source_count = static_cast<int>(sources.size());
+    args.destinations = destinations.data();
+    args.destination_count = static_cast<int>(destinations.size());
+    args.count = end - begin;
+    args.mean_divisor = step.finalize ? record_.members() : 0;
+    args.streaming_stores = record_.shape.streaming;
+    dfccl::Reduce(args);
+    // Release: partner is the look in Record::Quiet.
+    slot_.in_data_step.StoreRelease(0);
+    return true;
+  }
+
+  bool ShouldYield() {
+    if (NowNs() >= deadline_ns_) return true;
+    if (!daemon_.environment_.preemption) return false;
+    daemon_.TakeIn();
+    return daemon_.order_.HasAbove(operation_.priority);
+  }
+
+  void Polled(uint32_t polls) { daemon_.stickiness_.Succeeded(polls); }
+
+  // Blocked at this wait: true if the task is asleep now.
+  bool TrySleep(const Step& wait) {
+    uint16_t awaited = wait.member;
+    const uint32_t level = wait.value - kArrived;
+    if (awaited == kEveryMember && level >= Record::kLevels) {
+      awaited = Laggard(wait.value);
+      if (awaited == kEveryMember) return false;
+    }
+    return slot_.sleep.TrySleep(awaited, wait.value, [&] {
+      if (record_.failed.LoadSeqCst() != 0) return true;
+      if (awaited != kEveryMember) {
+        return record_.slots()[awaited].progress.ReachedSeqCst(wait.value);
+      }
+      return record_.level[level].LoadSeqCst() == static_cast<uint32_t>(record_.members());
+    });
+  }
+
+ private:
+  // The first member whose word is below `value`; kEveryMember: none.
+  uint16_t Laggard(uint32_t value) const {
+    for (int i = 0; i < record_.members(); ++i) {
+      if (!record_.slots()[i].progress.Reached(value)) return static_cast<uint16_t>(i);
+    }
+    return kEveryMember;
+  }
+
+  char* Address(const BufferRef& ref, int64_t element) const {
+    const Slot& slot = record_.slots()[ref.member];
+    const DType dtype = record_.signature.dtype;
+    switch (ref.kind) {
+      case BufferKind::kSource:
+        return static_cast<char*>(const_cast<void*>(slot.source)) + element * DTypeSize(dtype);
+      case BufferKind::kResult:
+        return static_cast<char*>(slot.result) + element * DTypeSize(dtype);
+      case BufferKind::kScratch:
+        break;
+    }
+    const int64_t message = record_.signature.count;
+    return static_cast<char*>(slot.scratch) +
+           (ref.scratch_slot * message + element) * DTypeSize(AccumulationType(dtype));
+  }
+
+  Daemon& daemon_;
+  Operation& operation_;
+  Record& record_;
+  Slot& slot_;
+  const int64_t deadline_ns_;
+};
+
+Daemon::Daemon(int64_t device, const DaemonEnvironment& environment)
+    : device_(device),
+      environment_(environment),
+      first_sequence_(environment.first_sequence),
+      submissions_(environment.queue_capacity, environment.first_sequence),
+      next_sequence_(environment.first_sequence) {}
+
+Daemon::~Daemon() = default;
+
+Operation* Daemon::Allocate(uint64_t* sequence) {
+  // SeqCst: partner is the monitor's look before it sleeps (Monitor::Notice).
+  *sequence = next_sequence_.FetchAddSeqCst(1);
+  std::lock_guard<SpinLock> lock(pool_lock_);
+  if (free_ == nullptr) {
+    chunks_.emplace_back(new Operation[kPoolChunk]);
+    for (int i = 0; i < kPoolChunk; ++i) {
+      Operation* operation = &chunks_.back()[i];
+      operation->daemon = this;
+      operation->next = free_;
+      free_ = operation;
+    }
+  }
+  Operation* operation = free_;
+  free_ = operation->next;
+  operation->next = nullptr;
+  return operation;
+}
+
+void Daemon::Release(Operation* operation) {
+  if (operation->owned_result != nullptr) {
+    environment_.buffers->Free(operation->owned_result);
+    operation->owned_result = nullptr;
+  }
+  if (!operation->status.ok()) operation->status = Status();
+  operation->record = nullptr;
+  operation->slot = nullptr;
+  operation->started = false;
+  operation->saved = {};
+  ++operation->generation;
+  operation->state.StoreRelaxed(StateWord(operation->generation, OperationState::kPending));
+  std::lock_guard<SpinLock> lock(pool_lock_);
+  operation->next = free_;
+  free_ = operation;
+}
+
+void Daemon::Wake(Operation* operation) {
+  woken_.Push(operation);
+  if (lifecycle_.Schedule()) environment_.crew->Enqueue(this);
+}
+
+void Daemon::CallHelp() { environment_.crew->CallWorkers(); }
+
+bool Daemon::Run(int64_t deadline_ns) {
+  if (quit_) {
+    quit_ = false;
+    counters_.restarts.Add(1);
+  }
+  const uint64_t share = share_.LoadRelaxed();
+  if (share != applied_share_) {
+    applied_share_ = share;
+    stickiness_.Resize(static_cast<uint32_t>(share >> 32), static_cast<uint32_t>(share));
+  }
+  bool leave = false;
+  for (uint32_t turn = 1; !leave; ++turn) {
+    TakeIn();
+    Operation* operation = NextTask();
+    if (operation != nullptr) {
+      leave = RunTask(operation, deadline_ns) || (turn % 16 == 0 && NowNs() >= deadline_ns);
+    } else if (unposted_ != nullptr && !PostLeftovers()) {
+      leave = true;
+    } else {
+      // Before the daemon may be another thread's.
+      quit_ = unfinished_ > 0;
+      if (quit_) counters_.quits.Add(1);
+      if (lifecycle_.TryPark()) return true;
+      if (quit_) counters_.quits.Add(-1);
+      quit_ = false;
+    }
+  }
+  if (lifecycle_.Reschedule()) environment_.crew->Enqueue(this);
+  return false;
+}
+
+void Daemon::TakeIn() {
+  Operation* operation;
+  while (submissions_.TryPop(&operation)) {
+    ++unfinished_;
+    order_.Push(operation);
+  }
+  for (WakeNode* node = woken_.TakeAll(); node != nullptr;) {
+    WakeNode* next = node->next.Load();
+    --asleep_;
+    MakeReady(static_cast<Operation*>(node), /*front=*/false);
+    node = next;
+  }
+}
+
+void Daemon::MakeReady(Operation* operation, bool front) {
+  if (!environment_.preemption && operation == resident_) {
+    held_ = operation;
+  } else if (front) {
+    order_.PushFront(operation);
+  } else {
+    order_.Push(operation);
+  }
+}
+
+Operation* Daemon::NextTask() {
+  if (!environment_.preemption && resident_ != nullptr) {
+    Operation* held = held_;
+    held_ = nullptr;
+    return held;
+  }
+  return static_cast<Operation*>(order_.Pop());
+}
+
+// The context of the task before is saved only now that its place is needed,
+// and only if it has changed.
+void Daemon::LoadContext(Operation* operation) {
+  if (resident_ == operation) return;
+  if (resident_ != nullptr) {
+    counters_.preemptions.Add(1);
+    Atomic<uint32_t>& preemptions = resident_->slot->preemptions;
+    preemptions.StoreRelaxed(preemptions.LoadRelaxed() + 1);
+    if (progressed_) {
+      resident_->saved = context_;
+      counters_.saves.Add(1);
+    }
+  }
+  if (operation->started) counters_.loads.Add(1);
+  operation->started = true;
+  context_ = operation->saved;
+  progressed_ = false;
+  resident_ = operation;
+}
+
+// True: leave the daemon to others for now.
+bool Daemon::RunTask(Operation* operation, int64_t deadline_ns) {
+  if (operation->record == nullptr) {
+    Finish(operation, operation->status);
+    return false;
+  }
+  LoadContext(operation);
+  Machine machine(this, operation, deadline_ns);
+  for (;;) {
+    context_.budget = stickiness_.Budget(static_cast<uint32_t>(std::min<uint64_t>(asleep_, 32)));
+    switch (Interpret(operation->fixed, &context_, &progressed_, machine)) {
+      case Outcome::kDone:
+        Finish(operation, Status());
+        return false;
+
+      case Outcome::kFailed:
+        if (!operation->record->Quiet()) {
+          // A peer is in a data step with our buffers: at most one slice long.
+          MakeReady(operation, /*front=*/false);
+          std::this_thread::yield();
+          return true;
+        }
+        Finish(operation, operation->record->status);
+        return false;
+
+      case Outcome::kYielded:
+        MakeReady(operation, /*front=*/true);
+        return NowNs() >= deadline_ns;
+
+      case Outcome::kBlocked:
+        stickiness_.Failed();
+        ++asleep_;
+        if (machine.TrySleep(operation->fixed.list.steps[context_.step])) return false;
+        --asleep_;
+        break;
+    }
+  }
+}
+
+void Daemon::Finish(Operation* operation, const Status& status) {
+  Flight flight;
+  flight.finish_ns = NowNs();
+  flight.code = status.code();
+  if (!status.ok()) flight.error = status.message();
+  flight.bytes = operation->bytes;
+  flight.info = operation->info;
+  flight.group = operation->group;
+  flight.signature = operation->signature;
+  Record* record = operation->record;
+  if (record != nullptr) {
+    flight.complete_ns = record->complete_ns.LoadRelaxed();
+    flight.preemptions = operation->slot->preemptions.LoadRelaxed();
+  }
+  flights_.Add(flight);
+  if (status.ok()) {
+    counters_.completed.Add(1);
+    counters_.bytes.Add(operation->bytes);
+    counters_.largest_wait_ns.Max(
+        static_cast<uint64_t>(std::max<int64_t>(0, flight.complete_ns - flight.info.submit_ns)));
+  } else {
+    operation->status = status;
+    counters_.failed.Add(1);
+  }
+  if (resident_ == operation) resident_ = nullptr;
+  --unfinished_;
+
+  environment_.buffers->Free(operation->scratch);
+  operation->scratch = nullptr;
+  environment_.buffers->Free(operation->staged_source);
+  operation->staged_source = nullptr;
+  // Acquire and release: the last member frees what all have used.
+  if (record != nullptr && record->remaining.FetchSubAcqRel(1) == 1) {
+    environment_.table->Free(record);
+  }
+  // Release: partner is the acquire in Runtime::Finished. Without a registered
+  // callback the operation is its owner's from here on.
+  const uint64_t before = operation->state.ExchangeAcqRel(
+      StateWord(operation->generation, OperationState::kFinished));
+  if (StateOf(before) == OperationState::kRegistered) Post(operation);
+}
+
+void Daemon::Post(Operation* operation) {
+  if (environment_.crew->TryPost(operation)) return;
+  operation->next = unposted_;
+  unposted_ = operation;
+}
+
+bool Daemon::PostLeftovers() {
+  while (unposted_ != nullptr) {
+    Operation* operation = unposted_;
+    Operation* next = operation->next;  // it may be gone once it is posted
+    if (!environment_.crew->TryPost(operation)) return false;
+    unposted_ = next;
+  }
+  return true;
+}
+
+}  // namespace dfccl

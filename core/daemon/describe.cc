@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/daemon/describe.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <set>
+
+namespace dfccl {
+namespace {
+
+constexpr size_t kMostListed = 16;
+
+std::string List(const std::vector<int64_t>& values) {
+  std::string text = "[";
+  for (size_t i = 0; i < values.size() && i < kMostListed; ++i) {
+    if (i > 0) text += ", ";
+    text += std::to_string(values[i]);
+  }
+  if (values.size() > kMostListed) {
+    text += ", ... " + std::to_string(values.size()) + " in all";
+  }
+  return text + "]";
+}
+
+std::string Seconds(int64_t ns) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.3g s", static_cast<double>(ns) * 1e-9);
+  return text;
+}
+
+std::string OperationName(const Signature& signature) {
+  return std::string(KindName(signature.kind)) + "(" + ReduceOpName(signature.op) + ")";
+}
+
+std::vector<int64_t> Absent(const RecordView& record) {
+  std::vector<int64_t> absent;
+  for (int i = 0; i < record.group->size(); ++i) {
+    if (!record.members[i].arrived) absent.push_back(record.group->members[i]);
+  }
+  return absent;
+}
+
+// The member that has waited longest.
+const OperationInfo& First(const RecordView& record) {
+  const OperationInfo* first = nullptr;
+  for (const MemberView& member : record.members) {
+    if (member.arrived && (first == nullptr || member.info.submit_ns < first->submit_ns)) {
+      first = &member.info;
+    }
+  }
+  return *first;  // a record has at least one member
+}
+
+std::string Values(const Signature& signature) {
+  return std::to_string(signature.count) + " x " + DTypeName(signature.dtype);
+}
+
+double Span(int64_t from_ns, int64_t to_ns) {
+  return static_cast<double>(std::max<int64_t>(0, to_ns - from_ns)) * 1e-9;
+}
+
+}  // namespace
+
+void SiteTable::Register(uint64_t program, int32_t site, SiteInfo info) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  sites_[{program, site}] = std::move(info);
+}
+
+SiteInfo SiteTable::Find(uint64_t program, int32_t site) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = sites_.find({program, site});
+  return found == sites_.end() ? SiteInfo() : found->second;
+}
+
+SiteTable::Dependence SiteTable::NeedsResultOf(const OperationInfo& wanted, uint64_t program,
+                                               int32_t blocked_in) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Dependence dependence = Dependence::kUnknown;
+  // A named call may stand at several sites (one in each branch), and only one
+  // of them can need a result of the site that blocks.
+  for (auto entry = sites_.lower_bound({program, INT32_MIN});
+       entry != sites_.end() && entry->first.first == program; ++entry) {
+    const bool same_site = wanted.program == program && entry->first.second == wanted.site;
+    const bool same_name = wanted.name != nullptr && entry->second.name == *wanted.name;
+    if (!same_site && !same_name) continue;
+    const std::vector<int32_t>& after = entry->second.after;
+    if (std::find(after.begin(), after.end(), blocked_in) != after.end()) {
+      return Dependence::kData;
+    }
+    dependence = Dependence::kNone;
+  }
+  return dependence;
+}
+
+std::vector<WaitCycle> FindCycles(const std::vector<RecordView>& records) {
+  // One way in which a device waits: its operation in a record that lacks
+  // members.
+  std::map<int64_t, std::vector<WaitCycle::Link>> waits;
+  for (const RecordView& record : records) {
+    if (record.complete() || record.failed) continue;
+    for (int i = 0; i < record.group->size(); ++i) {
+      if (record.members[i].arrived && record.members[i].waited_for) {
+        waits[record.group->members[i]].push_back({&record, i});
+      }
+    }
+  }
+  // The absent member of the link's record that waits itself; -1: none.
+  const auto awaited = [&](const WaitCycle::Link& link) -> int64_t {
+    for (int i = 0; i < link.record->group->size(); ++i) {
+      const int64_t device = link.record->group->members[i];
+      if (!link.record->members[i].arrived && waits.count(device) != 0) return device;
+    }
+    return -1;
+  };
+  // Drop who waits only for devices that can still come: what is left cannot.
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (auto entry = waits.begin(); entry != waits.end();) {
+      std::vector<WaitCycle::Link>& links = entry->second;
+      links.erase(std::remove_if(links.begin(), links.end(),
+                                 [&](const WaitCycle::Link& link) { return awaited(link) < 0; }),
+                  links.end());
+      if (links.empty()) {
+        entry = waits.erase(entry);
+        changed = true;
+      } else {
+        ++entry;
+      }
+    }
+  }
+  // From any device left, the way leads into a cycle.
+  std::vector<WaitCycle> cycles;
+  std::set<int64_t> seen;
+  for (const auto& entry : waits) {
+    std::vector<int64_t> way;
+    int64_t device = entry.first;
+    while (seen.insert(device).second) {
+      way.push_back(device);
+      device = awaited(waits[device].front());
+    }
+    const auto start = std::find(way.begin(), way.end(), device);
+    if (start == way.end()) continue;  // it leads into a cycle found before
+    WaitCycle cycle;
+    for (auto each = start; each != way.end(); ++each) {
+      cycle.chain.push_back(waits[*each].front());
+    }
+    cycles.push_back(std::move(cycle));
+  }
+  return cycles;
+}
+
+// "all_reduce(sum) 'loss' key 3 at train.py:12 (step) in jit_step"
+std::string Describer::Call(const OperationInfo& info, const Signature& signature) const {
+  const SiteInfo site = sites_->Find(info.program, info.site);
+  std::string text = site.operation.empty() ? OperationName(signature) : site.operation;
+  if (info.name != nullptr) text += " '" + *info.name + "'";
+  if (info.has_key) text += " key " + std::to_string(info.key);
+  if (!site.source.empty()) text += " at " + site.source;
+  if (!site.program.empty()) text += " in " + site.program;
+  return text;
+}
+
+std::string Describer::Missing(const RecordView& record, int64_t now_ns) const {
+  const OperationInfo& first = First(record);
+  std::string text = Call(first, record.signature) + ", " + Values(record.signature) +
+                     ", group " + List(record.group->members) + ": after " +
+                     Seconds(now_ns - first.submit_ns) + " devices " + List(Absent(record)) +
+                     " have not come. Arrived:";
+  size_t listed = 0;
+  for (int i = 0; i < record.group->size(); ++i) {
+    const MemberView& member = record.members[i];
+    if (!member.arrived) continue;
+    if (listed++ == kMostListed) {
+      text += " ...";
+      break;
+    }
+    const SiteInfo site = sites_->Find(member.info.program, member.info.site);
+    text += (listed > 1 ? ", device " : " device ") + std::to_string(record.group->members[i]);
+    if (!site.source.empty()) text += " (" + site.source + " in " + site.program + ")";
+  }
+  return text + ".";
+}
+
+std::string Describer::Timeout(const RecordView& record, int64_t now_ns) const {
+  return Missing(record, now_ns) +
+         " If they are only late, allow more time (timeout= of the call or JAX_DFCCL_TIMEOUT, in "
+         "seconds). If they never make this call, see jax_dfccl.report() for what they do instead; "
+         "one that raised or left its program early cannot come.";
+}
+
+std::string Describer::Stall(const RecordView& record, int64_t now_ns) const {
+  return Missing(record, now_ns) +
+         " Still waiting; jax_dfccl.report() shows what every device does.";
+}
+
+std::string Describer::Mismatch(const RecordView& record, const OperationInfo& other,
+                                const Signature& other_signature) const {
+  const OperationInfo& first = record.members[record.creator].info;
+  const auto side = [this](const OperationInfo& info, const Signature& signature) {
+    return "device " + std::to_string(info.device) + " calls " + Call(info, signature) + " with " +
+           OperationName(signature) + " of " + Values(signature);
+  };
+  return "members disagree about a collective of group " + List(record.group->members) + ": " +
+         side(first, record.signature) + ", but " + side(other, other_signature) +
+         ". All members must use the same operator, dtype and size; different collectives need "
+         "different names.";
+}
+
+std::string Describer::Twice(const OperationInfo& info, const Signature& signature) const {
+  return Call(info, signature) + ": device " + std::to_string(info.device) +
+         " has started this instance before. Collectives that may run at the same time in "
+         "different programs need different names or keys.";
+}
+
+std::string Describer::Cycle(const WaitCycle& cycle) const {
+  std::string text = "devices wait for each other: device ";
+  bool all_data = true;
+  bool all_known = true;
+  for (size_t i = 0; i < cycle.chain.size(); ++i) {
+    const WaitCycle::Link& link = cycle.chain[i];
+    const WaitCycle::Link& next = cycle.chain[(i + 1) % cycle.chain.size()];
+    const OperationInfo& info = link.record->members[link.member].info;
+    const OperationInfo& blocked = next.record->members[next.member].info;
+    if (i == 0) text += std::to_string(info.device);
+    text += " waits in " + Call(info, link.record->signature) + " for device " +
+            std::to_string(blocked.device);
+    if (i + 1 < cycle.chain.size()) text += ", which";
+    switch (sites_->NeedsResultOf(info, blocked.program, blocked.site)) {
+      case SiteTable::Dependence::kUnknown:
+        all_known = false;
+        all_data = false;
+        break;
+      case SiteTable::Dependence::kNone:
+        all_data = false;
+        break;
+      case SiteTable::Dependence::kData:
+        break;
+    }
+  }
+  text += ".";
+  if (all_data) {
+    text += " This is a cycle of data dependences: each missing call needs the result of the call "
+            "its device is blocked in, so no order of execution can serve it.";
+  } else if (all_known) {
+    text += " The data has no such cycle: it comes from the order in which the program was "
+            "scheduled. Give calls that stand in different branches names and don't nest their "
+            "dependences in crossing ways, or put them into separate programs.";
+  }
+  return text;
+}
+
+FlightEntry Describer::Common(const OperationInfo& info, const Signature& signature,
+                              const Group& group) const {
+  const SiteInfo site = sites_->Find(info.program, info.site);
+  FlightEntry entry;
+  entry.device = info.device;
+  entry.sequence = info.sequence;
+  entry.operation = site.operation.empty() ? OperationName(signature) : site.operation;
+  if (info.name != nullptr) entry.name = *info.name;
+  if (info.has_key) entry.key = std::to_string(info.key);
+  entry.program = site.program;
+  entry.launch = info.launch;
+  entry.source = site.source;
+  entry.dtype = DTypeName(signature.dtype);
+  entry.count = signature.count;
+  entry.bytes = signature.count * DTypeSize(signature.dtype);
+  entry.group = group.members;
+  return entry;
+}
+
+FlightEntry Describer::Entry(const RecordView& record, int member, int64_t now_ns) const {
+  const MemberView& view = record.members[member];
+  FlightEntry entry = Common(view.info, record.signature, *record.group);
+  entry.absent = Absent(record);
+  entry.state = record.failed       ? "failed"
+                : record.complete() ? "moving"
+                                    : "waiting for members";
+  entry.blocks_device = view.waited_for;
+  entry.age_s = Span(view.info.submit_ns, now_ns);
+  entry.wait_s = Span(view.info.submit_ns, record.complete() ? record.complete_ns : now_ns);
+  entry.preemptions = view.preemptions;
+  return entry;
+}
+
+FlightEntry Describer::Entry(const Flight& flight, int64_t now_ns) const {
+  FlightEntry entry = Common(flight.info, flight.signature, *flight.group);
+  entry.state = flight.code == StatusCode::kOk ? "done" : "failed";
+  if (flight.code != StatusCode::kOk) {
+    entry.error = std::string(StatusCodeName(flight.code)) + ": " + flight.error;
+  }
+  entry.age_s = Span(flight.info.submit_ns, now_ns);
+  entry.wait_s = Span(flight.info.submit_ns,
+                      flight.complete_ns != 0 ? flight.complete_ns : flight.finish_ns);
+  entry.total_s = Span(flight.info.submit_ns, flight.finish_ns);
+  entry.preemptions = flight.preemptions;
+  return entry;
+}
+
+}  // namespace dfccl

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/daemon/monitor.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "core/daemon/clock.h"
+#include "core/daemon/crew.h"
+#include "core/daemon/describe.h"
+#include "core/daemon/record.h"
+
+namespace dfccl {
+namespace {
+
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+
+// A process that uses less of a core than this while nothing happens is stuck.
+constexpr double kIdleShare = 0.05;
+
+int64_t ReadNs(clockid_t clock) {
+  timespec time;
+  clock_gettime(clock, &time);
+  return time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec;
+}
+
+void Warn(const std::string& text) { std::fprintf(stderr, "jax_dfccl: %s\n", text.c_str()); }
+
+}  // namespace
+
+Monitor::Monitor(const RuntimeOptions& options, RecordTable* table, Crew* crew,
+                 const Describer* describer, uint64_t (*submitted)(void*),
+                 uint64_t (*finished)(void*), void* argument)
+    : options_(options),
+      table_(table),
+      crew_(crew),
+      describer_(describer),
+      submitted_(submitted),
+      finished_(finished),
+      argument_(argument),
+      pace_(Pace::kAsleep),
+      alarm_ns_(kNever) {
+  thread_ = std::thread([this] { Main(); });
+}
+
+Monitor::~Monitor() { Stop(); }
+
+void Monitor::Stop() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stop_ = true;
+    condition_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void Monitor::Submitted(int64_t submit_ns, int64_t timeout_ns) {
+  Alarm(submit_ns + std::min(timeout_ns, options_.stall_warning_ns));
+  // Partner: the monitor says it sleeps, then looks at the submissions again.
+  if (pace_.LoadSeqCst() == Pace::kAsleep) WakeUp();
+}
+
+void Monitor::Attend() {
+  // A stale look costs at most one slow tick.
+  if (pace_.LoadRelaxed() != Pace::kFast) WakeUp();
+}
+
+void Monitor::WakeUp() {
+  if (pace_.ExchangeSeqCst(Pace::kFast) == Pace::kFast) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  notified_ = true;
+  condition_.notify_all();
+}
+
+void Monitor::Alarm(int64_t at_ns) {
+  int64_t alarm_ns = alarm_ns_.LoadRelaxed();
+  while (at_ns < alarm_ns && !alarm_ns_.CompareExchangeRelaxed(alarm_ns, at_ns)) {
+  }
+}
+
+void Monitor::Main() {
+  int64_t tick_ns = kFastNs;
+  for (;;) {
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      const auto wanted = [this] { return notified_ || stop_; };
+      if (pace_.LoadSeqCst() == Pace::kAsleep) {
+        condition_.wait(lock, wanted);
+      } else {
+        condition_.wait_for(lock, std::chrono::nanoseconds(tick_ns), wanted);
+      }
+      if (stop_) return;
+      if (notified_) tick_ns = kFastNs;
+      notified_ = false;
+    }
+    const int64_t now_ns = NowNs();
+    const bool callbacks = crew_->Relieve();
+    const uint64_t finished = finished_(argument_);
+    const uint64_t submitted = submitted_(argument_);
+    if (submitted + finished != activity_) {
+      activity_ = submitted + finished;
+      quiet_since_ns_ = now_ns;
+      quiet_cpu_ns_ = OthersCpuNs();
+      cycles_checked_ = false;
+    }
+    if (callbacks || quiet_since_ns_ == now_ns) {
+      tick_ns = kFastNs;
+    } else {
+      tick_ns = std::min(2 * tick_ns, kSlowNs);
+    }
+    if (now_ns >= alarm_ns_.LoadRelaxed()) LookForLate(now_ns);
+    if (submitted != finished) {
+      LookForCycles(now_ns);
+    } else if (!callbacks && now_ns - quiet_since_ns_ >= kLingerNs) {
+      pace_.StoreSeqCst(Pace::kAsleep);
+      if (submitted_(argument_) != submitted) pace_.StoreSeqCst(Pace::kFast);
+      continue;
+    }
+    pace_.StoreSeqCst(tick_ns == kFastNs ? Pace::kFast : Pace::kSlow);
+    const int64_t alarm_ns = alarm_ns_.LoadRelaxed();
+    if (alarm_ns != kNever) tick_ns = std::clamp(alarm_ns - now_ns, kFastNs, tick_ns);
+  }
+}
+
+void Monitor::LookForLate(int64_t now_ns) {
+  alarm_ns_.StoreRelaxed(kNever);  // submissions set it again, and so do we
+  int64_t next_ns = kNever;
+  const auto is_late = [now_ns](const OperationInfo& info) {
+    return info.submit_ns + info.timeout_ns <= now_ns;
+  };
+  // Which records to act on, and when to look next.
+  const auto wanted = [&](Record& record) {
+    if (record.complete() || record.failed.LoadRelaxed() != 0) return false;
+    bool late = false;
+    bool stalled = false;
+    for (int i = 0; i < record.members(); ++i) {
+      const Slot& slot = record.slots()[i];
+      if (slot.operation == nullptr) continue;
+      late = late || is_late(slot.info);
+      next_ns = std::min(next_ns, slot.info.submit_ns + slot.info.timeout_ns);
+      const int64_t stall_ns = slot.info.submit_ns + options_.stall_warning_ns;
+      if (record.stall_reported) continue;
+      stalled = stalled || stall_ns <= now_ns;
+      next_ns = std::min(next_ns, stall_ns);
+    }
+    record.stall_reported = record.stall_reported || stalled;
+    return late || stalled;
+  };
+  for (const RecordView& view : table_->View(wanted)) {
+    const bool late = std::any_of(
+        view.members.begin(), view.members.end(),
+        [&](const MemberView& member) { return member.arrived && is_late(member.info); });
+    if (late) {
+      table_->Fail(view.id, view.group,
+                   Status(StatusCode::kDeadlineExceeded, describer_->Timeout(view, now_ns)),
+                   view.arrived);
+    } else {
+      Warn(describer_->Stall(view, now_ns));
+    }
+  }
+  if (next_ns != kNever) Alarm(std::max(next_ns, now_ns + kFastNs));
+}
+
+// Nothing was submitted or finished and the process did (nearly) nothing for
+// the grace period: then programs that wait for each other wait for ever.
+void Monitor::LookForCycles(int64_t now_ns) {
+  if (cycles_checked_ || options_.cycle_grace_ns <= 0) return;
+  const int64_t quiet_ns = now_ns - quiet_since_ns_;
+  if (quiet_ns < options_.cycle_grace_ns) return;
+  const int64_t cpu_ns = OthersCpuNs();
+  if (static_cast<double>(cpu_ns - quiet_cpu_ns_) > kIdleShare * static_cast<double>(quiet_ns)) {
+    // Someone computes, and may come yet.
+    quiet_since_ns_ = now_ns;
+    quiet_cpu_ns_ = cpu_ns;
+    return;
+  }
+  cycles_checked_ = true;
+  const std::vector<RecordView> records = table_->View(
+      [](Record& record) { return !record.complete() && record.failed.LoadRelaxed() == 0; });
+  for (const WaitCycle& cycle : FindCycles(records)) {
+    const Status status(StatusCode::kCycle, describer_->Cycle(cycle));
+    for (const WaitCycle::Link& link : cycle.chain) {
+      table_->Fail(link.record->id, link.record->group, status, link.record->arrived);
+    }
+  }
+}
+
+int64_t Monitor::OthersCpuNs() const {
+  return ReadNs(CLOCK_PROCESS_CPUTIME_ID) - ReadNs(CLOCK_THREAD_CPUTIME_ID);
+}
+
+}  // namespace dfccl

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Records: where the members of one collective instance meet. The first member
+// to arrive makes the record, the last to finish frees it, and a record that
+// fails keeps its status for the members that are still to come.
+//
+// Who may touch what:
+//  * a member that has arrived and not finished: all shared words and every
+//    arrived slot's buffers; the record cannot go away under it;
+//  * anyone holding the lock of the record's shard: everything that is written
+//    only under that lock or before arrival (so the monitor and reports can
+//    look while the job is stuck).
+#ifndef DFCCL_CORE_DAEMON_RECORD_H_
+#define DFCCL_CORE_DAEMON_RECORD_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/collective.h"
+#include "core/daemon/operation.h"
+#include "core/daemon/spin_lock.h"
+#include "core/group.h"
+#include "core/plans/plan.h"
+#include "core/protocol/atomics.h"
+#include "core/protocol/progress.h"
+#include "core/status.h"
+
+namespace dfccl {
+
+// One member's place in a record.
+struct alignas(kCacheLine) Slot {
+  // Written under the shard lock before the member's word says kArrived.
+  const void* source = nullptr;
+  void* result = nullptr;
+  void* scratch = nullptr;
+  Operation* operation = nullptr;  // nullptr: has not arrived
+  uint64_t generation = 0;         // of the operation
+  OperationInfo info;
+
+  // 1 while the member is in a data step. Written by the member; read by the
+  // members of a failed record (see Record::Quiet).
+  Atomic<uint32_t> in_data_step;
+  Atomic<uint32_t> preemptions;  // written by the member, read by reports
+
+  ProgressWord progress;
+  SleepWord sleep;
+};
+
+// A plan and which kinds of waits it has: what a signal must look for.
+struct ChosenPlan {
+  const Plan* plan = nullptr;
+  bool waits_for_one = false;
+  bool waits_for_all = false;
+};
+ChosenPlan ChoosePlan(Algorithm algorithm, int members);
+
+// How a collective is carried out: a function of its group and signature.
+struct Shape {
+  ChosenPlan chosen;
+  int64_t bytes = 0;           // of the message
+  int64_t align = 1;           // see StaticContext
+  int64_t slice_elements = 1;  // see StaticContext
+  bool streaming = false;      // non-temporal stores
+  bool heavy = false;          // data steps are worth waking workers for
+};
+
+struct alignas(kCacheLine) Record {
+  // Set by the first member.
+  CollectiveId id;
+  const Group* group = nullptr;
+  Signature signature;
+  Shape shape;
+
+  // Written under the shard lock.
+  Record* next = nullptr;  // in the bucket or the pool
+  int arrived = 0;
+  int creator = 0;  // the member whose signature is the record's
+  bool stall_reported = false;
+  Status status;                // before `failed`
+  Atomic<int64_t> complete_ns;  // when the last member arrived; read by members
+
+  // How many members have signalled kArrived + i: a wait for every member looks
+  // at one word, and only the last to signal looks for sleepers. Plans with
+  // more levels fall back on the members' words.
+  static constexpr uint32_t kLevels = 2;
+  alignas(kCacheLine) Atomic<uint32_t> level[kLevels];
+
+  alignas(kCacheLine) Atomic<uint32_t> failed;
+  alignas(kCacheLine) Atomic<int32_t> remaining;  // members that must still finish
+
+  int members() const { return group->size(); }
+  bool complete() const { return arrived == members(); }
+  Slot* slots() { return reinterpret_cast<Slot*>(this + 1); }
+
+  // Seen from a member of a failed record: no peer is in a data step, nor will
+  // one enter any more. A data step stores in_data_step, then looks at
+  // `failed`; a failing record stores `failed`, then looks at in_data_step
+  // (SeqCst on both sides, so one sees the other).
+  bool Quiet();
+};
+
+// A consistent copy of one record, for the monitor and reports.
+struct MemberView {
+  bool arrived = false;
+  bool waited_for = false;  // a callback is registered: the program waits
+  uint32_t progress = 0;
+  uint32_t preemptions = 0;
+  OperationInfo info;
+};
+struct RecordView {
+  CollectiveId id;
+  const Group* group = nullptr;
+  Signature signature;
+  int arrived = 0;
+  int creator = 0;
+  bool failed = false;
+  int64_t bytes = 0;
+  int64_t complete_ns = 0;
+  std::vector<MemberView> members;
+  bool complete() const { return arrived == group->size(); }
+};
+
+class RecordTable {
+ public:
+  // `wake` makes a sleeping task of a failing record ready.
+  explicit RecordTable(void (*wake)(Operation*)) : wake_(wake) {}
+  ~RecordTable();
+
+  enum class Arrival : uint8_t { kJoined, kMismatch, kTwice, kFailedBefore };
+
+  // Enters a member's slot into its record, made if need be. The member's
+  // progress word is the caller's to signal. kMismatch: it has joined, but its
+  // signature is not the record's. kTwice, kFailedBefore: it has not joined;
+  // for the latter *status is how the record ended.
+  struct Member {
+    CollectiveId id;
+    const Group* group;
+    Signature signature;
+    uint16_t member;
+    const void* source;
+    void* result;
+    void* scratch;
+  };
+  Arrival Join(const Member& member, const Shape& shape, Operation* operation, Status* status);
+
+  // By the last member to finish.
+  void Free(Record* record);
+
+  // Fails the record if it still lives, has not failed and, if `arrived` >= 0,
+  // has exactly that many members. Wakes its sleeping members.
+  bool Fail(const CollectiveId& id, const Group* group, const Status& status, int arrived = -1);
+
+  // Copies of all records for which `wanted` holds, also of failed ones whose
+  // members are still ending. `wanted` runs under the record's shard lock.
+  std::vector<RecordView> View(const std::function<bool(Record&)>& wanted);
+
+ private:
+  static constexpr int kShards = 128;
+  static constexpr int kRemembered = 64;  // failed ids per shard
+  static constexpr int kSizeClasses = 18;
+
+  struct FailedId {
+    CollectiveId id;
+    const Group* group = nullptr;
+    Status status;
+  };
+  struct alignas(kCacheLine) Shard {
+    SpinLock lock;
+    std::vector<Record*> buckets = std::vector<Record*>(16);  // a power of two
+    size_t count = 0;
+    std::vector<FailedId> failed;  // a ring
+    size_t next_failed = 0;
+  };
+  struct alignas(kCacheLine) FreeList {
+    SpinLock lock;
+    Record* first = nullptr;
+  };
+
+  Shard& ShardOf(const CollectiveId& id) { return shards_[id.hi % kShards]; }
+  static Record** Find(Shard* shard, const CollectiveId& id, const Group* group);
+  static const FailedId* FindFailed(const Shard& shard, const CollectiveId& id,
+                                    const Group* group);
+  static void Insert(Shard* shard, Record* record);
+  static int SizeClass(int members);
+  Record* Allocate(const Group* group);
+
+  void (*wake_)(Operation*);
+  Shard shards_[kShards];
+  FreeList free_[kSizeClasses];
+};
+
+}  // namespace dfccl
+
+#endif  // DFCCL_CORE_DAEMON_RECORD_H_

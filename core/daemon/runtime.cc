@@ -1,0 +1,479 @@
+// SPDX-License-Identifier: Apache-2.0
+// The runtime behind core/runtime.h: owns the daemons, the record table, the
+// crew and the monitor, and turns submissions into tasks.
+#include "core/runtime.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "core/daemon/buffer_pool.h"
+#include "core/daemon/clock.h"
+#include "core/daemon/crew.h"
+#include "core/daemon/daemon.h"
+#include "core/daemon/describe.h"
+#include "core/daemon/monitor.h"
+#include "core/daemon/operation.h"
+#include "core/daemon/options.h"
+#include "core/daemon/record.h"
+#include "core/group.h"
+#include "core/hash.h"
+#include "core/plans/plan.h"
+#include "core/reduce/reduce.h"
+
+namespace dfccl {
+namespace {
+
+// Messages up to this size use the one-shot plan.
+constexpr int64_t kOneShotBytes = 0;
+// Results of all members together from this size on are written past the caches.
+constexpr int64_t kStreamingBytes = int64_t{4} << 20;
+// Bytes read and written by all members from which on waking a worker pays.
+constexpr int64_t kHeavyBytes = int64_t{1} << 20;
+// How long a submitting thread may run daemons.
+constexpr int64_t kDriveNs = 200'000;
+// Longest time-out, so that deadlines don't overflow.
+constexpr int64_t kMostNs = int64_t{1} << 61;
+constexpr int64_t kShutdownNs = 1'000'000'000;
+
+int AvailableCores() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+bool AlgorithmNamed(const std::string& name, Algorithm* algorithm) {
+  for (int i = 0; i < kAlgorithmCount; ++i) {
+    if (name != AlgorithmName(static_cast<Algorithm>(i))) continue;
+    *algorithm = static_cast<Algorithm>(i);
+    return true;
+  }
+  return false;
+}
+
+// The one string with this value. Names come from programs, so they are few;
+// never freed.
+const std::string* InternName(std::string_view name) {
+  if (name.empty()) return nullptr;
+  struct Cached {
+    const std::string* name = nullptr;
+  };
+  static thread_local Cached cache[64];
+  Cached& cached = cache[std::hash<std::string_view>()(name) % 64];
+  if (cached.name != nullptr && *cached.name == name) return cached.name;
+  static std::mutex mutex;
+  static std::unordered_set<std::string>& names = *new std::unordered_set<std::string>;
+  std::lock_guard<std::mutex> lock(mutex);
+  cached.name = &*names.emplace(name).first;
+  return cached.name;
+}
+
+// Daemons by device; replaced as a whole when one is added.
+struct DaemonMap {
+  explicit DaemonMap(size_t entries) : slots(entries) {}
+  Daemon* Find(int64_t device) const {
+    for (size_t i = MixBits(device);; ++i) {
+      Daemon* daemon = slots[i & (slots.size() - 1)];
+      if (daemon == nullptr || daemon->device() == device) return daemon;
+    }
+  }
+  void Insert(Daemon* daemon) {
+    size_t i = MixBits(daemon->device());
+    while (slots[i & (slots.size() - 1)] != nullptr) ++i;
+    slots[i & (slots.size() - 1)] = daemon;
+    daemons.push_back(daemon);
+  }
+  std::vector<Daemon*> slots;    // a power of two, at most half full
+  std::vector<Daemon*> daemons;  // in the order of their creation
+};
+
+class RuntimeImpl : public Runtime {
+ public:
+  RuntimeImpl(const RuntimeOptions& options, const InternalOptions& internal)
+      : options_(options),
+        internal_(internal),
+        table_([](Operation* operation) { operation->daemon->Wake(operation); }),
+        crew_(options.workers > 0 ? options.workers : AvailableCores(),
+              [](void* runtime) { static_cast<RuntimeImpl*>(runtime)->monitor_->Attend(); }, this),
+        describer_(&sites_) {
+    forced_ = AlgorithmNamed(options.algorithm, &forced_algorithm_);
+    maps_.push_back(std::make_unique<DaemonMap>(16));
+    map_.StoreRelease(maps_.back().get());
+    monitor_ = std::make_unique<Monitor>(
+        options_, &table_, &crew_, &describer_,
+        [](void* runtime) { return static_cast<RuntimeImpl*>(runtime)->Sum(&Daemon::submitted); },
+        [](void* runtime) { return static_cast<RuntimeImpl*>(runtime)->Sum(&Daemon::finished); },
+        this);
+  }
+
+  const Group* InternGroup(const std::vector<int64_t>& members) override {
+    return dfccl::InternGroup(members);
+  }
+
+  Operation* Submit(const Submission& submission) override;
+  bool Finished(Operation* operation, Status* status) override;
+  bool OnFinish(Operation* operation, Callback function, void* argument) override;
+  void Collect(Operation* operation, void* destination) override;
+  void Release(Operation* operation) override { operation->daemon->Release(operation); }
+  void Abandon(int64_t device, uint64_t program, uint64_t launch, const Status& status) override;
+  void RegisterSite(uint64_t program, int32_t site, SiteInfo info) override {
+    sites_.Register(program, site, std::move(info));
+  }
+  FlightReport Report() override;
+
+  // False: threads are still in foreign code.
+  bool Stop();
+
+ private:
+  Daemon* DaemonOf(int64_t device);
+  Daemon* AddDaemon(int64_t device);
+  uint64_t Sum(uint64_t (Daemon::*count)() const);
+  Shape ShapeOf(const Signature& signature, int members) const;
+  void Enter(Operation* operation, const Submission& submission);
+
+  const RuntimeOptions options_;
+  const InternalOptions internal_;
+  bool forced_ = false;
+  Algorithm forced_algorithm_ = Algorithm::kDirectTwoShot;
+
+  BufferPool buffers_;
+  SiteTable sites_;
+  RecordTable table_;
+  Crew crew_;
+  const Describer describer_;
+  Atomic<uint32_t> stopped_;
+
+  Atomic<const DaemonMap*> map_;
+  std::mutex daemons_mutex_;
+  std::vector<std::unique_ptr<DaemonMap>> maps_;  // old ones may still be read
+  std::vector<std::unique_ptr<Daemon>> daemons_;
+
+  std::unique_ptr<Monitor> monitor_;
+};
+
+Daemon* RuntimeImpl::DaemonOf(int64_t device) {
+  // Acquire: partner is the release in AddDaemon.
+  Daemon* daemon = map_.LoadAcquire()->Find(device);
+  return daemon != nullptr ? daemon : AddDaemon(device);
+}
+
+Daemon* RuntimeImpl::AddDaemon(int64_t device) {
+  std::lock_guard<std::mutex> lock(daemons_mutex_);
+  const DaemonMap& old = *maps_.back();
+  if (Daemon* daemon = old.Find(device)) return daemon;
+  const DaemonEnvironment environment = {&table_,
+                                         &buffers_,
+                                         &crew_,
+                                         options_.preemption,
+                                         internal_.queue_capacity,
+                                         options_.first_sequence};
+  daemons_.push_back(std::make_unique<Daemon>(device, environment));
+  const size_t count = daemons_.size();
+  auto map = std::make_unique<DaemonMap>(2 * count > old.slots.size() ? 2 * old.slots.size()
+                                                                     : old.slots.size());
+  for (const std::unique_ptr<Daemon>& daemon : daemons_) {
+    map->Insert(daemon.get());
+    daemon->SetShare(crew_.workers(), static_cast<uint32_t>(count));
+  }
+  maps_.push_back(std::move(map));
+  map_.StoreRelease(maps_.back().get());
+  return daemons_.back().get();
+}
+
+uint64_t RuntimeImpl::Sum(uint64_t (Daemon::*count)() const) {
+  uint64_t sum = 0;
+  for (const Daemon* daemon : map_.LoadAcquire()->daemons) sum += (daemon->*count)();
+  return sum;
+}
+
+Shape RuntimeImpl::ShapeOf(const Signature& signature, int members) const {
+  Shape shape;
+  const int64_t size = DTypeSize(signature.dtype);
+  shape.bytes = signature.count * size;
+  Algorithm algorithm =
+      shape.bytes <= kOneShotBytes ? Algorithm::kDirectOneShot : Algorithm::kDirectTwoShot;
+  if (forced_ && members <= kMaxPlanMembers) algorithm = forced_algorithm_;
+  shape.chosen = ChoosePlan(algorithm, members);
+  shape.align = std::max<int64_t>(1, static_cast<int64_t>(kCacheLine) / size);
+  const int64_t slice = Daemon::kSliceBytes / (2 * members * size);
+  shape.slice_elements = std::max(slice / shape.align, int64_t{64}) * shape.align;
+  shape.streaming = shape.bytes * members >= kStreamingBytes;
+  shape.heavy = 2 * shape.bytes * members >= kHeavyBytes;
+  return shape;
+}
+
+Operation* RuntimeImpl::Submit(const Submission& submission) {
+  Daemon* daemon = DaemonOf(submission.device);
+  uint64_t sequence;
+  Operation* operation = daemon->Allocate(&sequence);
+  OperationInfo& info = operation->info;
+  info.device = submission.device;
+  info.sequence = sequence;
+  info.program = submission.program;
+  info.launch = submission.launch;
+  info.key = submission.key;
+  info.name = InternName(submission.name);
+  info.submit_ns = NowNs();
+  info.timeout_ns = std::min(
+      submission.timeout_ns > 0 ? submission.timeout_ns : options_.timeout_ns, kMostNs);
+  info.site = submission.site;
+  info.has_key = submission.has_key;
+  const int64_t submit_ns = info.submit_ns;
+  monitor_->Submitted(submit_ns, info.timeout_ns);
+
+  Enter(operation, submission);
+  const int64_t deadline_ns = submit_ns + kDriveNs;
+  while (!daemon->TrySubmit(operation)) {
+    // Full: make room ourselves, or let the thread that drives do so.
+    crew_.Drive(daemon, NowNs() + kDriveNs);
+    std::this_thread::yield();
+  }
+  crew_.Drive(daemon, deadline_ns);
+  if (crew_.InCallback()) crew_.NestedTime(NowNs() - submit_ns);
+  return operation;
+}
+
+// Prepares the operation and lets it join its record.
+void RuntimeImpl::Enter(Operation* operation, const Submission& submission) {
+  const Group* group = submission.group;
+  const Signature& signature = submission.signature;
+  const Shape shape = ShapeOf(signature, group->size());
+  operation->member = static_cast<uint16_t>(submission.member);
+  operation->priority = submission.priority;
+  operation->group = group;
+  operation->signature = signature;
+  operation->bytes = shape.bytes;
+  operation->site_hash =
+      static_cast<uint32_t>(MixBits(submission.program + static_cast<uint32_t>(submission.site)));
+  if (stopped_.LoadAcquire() != 0) {
+    operation->status = Status(StatusCode::kAborted, "the runtime has been shut down");
+    return;
+  }
+  const size_t bytes = std::max<size_t>(1, shape.bytes);
+  const void* source = submission.source;
+  if (submission.stage_source) {
+    operation->staged_source = buffers_.Allocate(bytes);
+    std::memcpy(operation->staged_source, source, shape.bytes);
+    source = operation->staged_source;
+  }
+  void* result = submission.result;
+  if (result == nullptr) result = operation->owned_result = buffers_.Allocate(bytes);
+  const uint32_t scratch_slots = shape.chosen.plan->scratch_slots;
+  if (scratch_slots > 0 && signature.count > 0) {
+    operation->scratch = buffers_.Allocate(scratch_slots * signature.count *
+                                           DTypeSize(AccumulationType(signature.dtype)));
+  }
+  operation->fixed = {shape.chosen.plan->List(submission.member), signature.count, shape.align,
+                      shape.slice_elements};
+
+  Status status;
+  const RecordTable::Member member = {submission.id, group, signature, operation->member,
+                                      source, result, operation->scratch};
+  switch (table_.Join(member, shape, operation, &status)) {
+    case RecordTable::Arrival::kJoined:
+      SignalProgress(operation->record, operation->member, kArrived);
+      break;
+
+    case RecordTable::Arrival::kMismatch: {
+      const std::vector<RecordView> views = table_.View([&](Record& record) {
+        return record.id == submission.id && record.group == group;
+      });
+      for (const RecordView& view : views) {
+        table_.Fail(view.id, view.group,
+                    Status(StatusCode::kMismatch,
+                           describer_.Mismatch(view, operation->info, signature)));
+      }
+      break;
+    }
+
+    case RecordTable::Arrival::kTwice:
+      operation->status =
+          Status(StatusCode::kInternal, describer_.Twice(operation->info, signature));
+      break;
+
+    case RecordTable::Arrival::kFailedBefore:
+      operation->status = status;
+      break;
+  }
+}
+
+bool RuntimeImpl::Finished(Operation* operation, Status* status) {
+  // Acquire: partner is the exchange in Daemon::Finish.
+  if (StateOf(operation->state.LoadAcquire()) != OperationState::kFinished) return false;
+  *status = operation->status;
+  return true;
+}
+
+bool RuntimeImpl::OnFinish(Operation* operation, Callback function, void* argument) {
+  operation->callback = function;
+  operation->argument = argument;
+  uint64_t pending = StateWord(operation->generation, OperationState::kPending);
+  // Release: partner is the exchange in Daemon::Finish.
+  return operation->state.CompareExchangeAcqRel(
+      pending, StateWord(operation->generation, OperationState::kRegistered));
+}
+
+void RuntimeImpl::Collect(Operation* operation, void* destination) {
+  std::memcpy(destination, operation->owned_result, operation->bytes);
+  Release(operation);
+}
+
+void RuntimeImpl::Abandon(int64_t device, uint64_t program, uint64_t launch,
+                          const Status& status) {
+  struct Pending {
+    Operation* operation;
+    uint64_t generation;
+  };
+  std::vector<Pending> pending;
+  const std::vector<RecordView> views = table_.View([&](Record& record) {
+    bool found = false;
+    for (int i = 0; i < record.members(); ++i) {
+      const Slot& slot = record.slots()[i];
+      if (slot.operation == nullptr || slot.info.device != device ||
+          slot.info.program != program || slot.info.launch != launch) {
+        continue;
+      }
+      pending.push_back({slot.operation, slot.generation});
+      found = true;
+    }
+    return found;
+  });
+  for (const RecordView& view : views) table_.Fail(view.id, view.group, status);
+  // An operation ends only when no peer is in a data step, so at its end its
+  // buffers are its owner's again.
+  Daemon* daemon = DaemonOf(device);
+  for (const Pending& each : pending) {
+    for (;;) {
+      const uint64_t word = each.operation->state.LoadAcquire();
+      if (word == StateWord(each.generation, OperationState::kFinished) ||
+          word >> 2 != each.generation) {
+        break;
+      }
+      crew_.Drive(daemon, NowNs() + kDriveNs);
+      std::this_thread::yield();
+    }
+  }
+}
+
+FlightReport RuntimeImpl::Report() {
+  FlightReport report;
+  const std::vector<RecordView> records = table_.View([](Record&) { return true; });
+  const int64_t now_ns = NowNs();
+  for (const RecordView& record : records) {
+    for (int i = 0; i < record.group->size(); ++i) {
+      if (record.members[i].arrived) {
+        report.in_flight.push_back(describer_.Entry(record, i, now_ns));
+      }
+    }
+  }
+  std::sort(report.in_flight.begin(), report.in_flight.end(),
+            [](const FlightEntry& a, const FlightEntry& b) {
+              return std::make_pair(a.device, a.sequence) < std::make_pair(b.device, b.sequence);
+            });
+  std::vector<Flight> flights;
+  for (Daemon* daemon : map_.LoadAcquire()->daemons) {
+    for (Flight& flight : daemon->flights().Newest()) flights.push_back(std::move(flight));
+    const Daemon::Counters& counters = daemon->counters();
+    DeviceCounters device;
+    device.device = daemon->device();
+    device.submitted = daemon->submitted();
+    device.completed = counters.completed.Load();
+    device.failed = counters.failed.Load();
+    device.preemptions = counters.preemptions.Load();
+    device.context_saves = counters.saves.Load();
+    device.context_loads = counters.loads.Load();
+    device.quits = counters.quits.Load();
+    device.restarts = counters.restarts.Load();
+    device.bytes = counters.bytes.Load();
+    device.largest_wait_s = static_cast<double>(counters.largest_wait_ns.Load()) * 1e-9;
+    report.devices.push_back(device);
+  }
+  std::sort(report.devices.begin(), report.devices.end(),
+            [](const DeviceCounters& a, const DeviceCounters& b) { return a.device < b.device; });
+  std::stable_sort(flights.begin(), flights.end(),
+                   [](const Flight& a, const Flight& b) { return a.finish_ns > b.finish_ns; });
+  for (const Flight& flight : flights) report.recent.push_back(describer_.Entry(flight, now_ns));
+  for (const WaitCycle& cycle : FindCycles(records)) {
+    report.cycles.push_back(describer_.Cycle(cycle));
+  }
+  return report;
+}
+
+bool RuntimeImpl::Stop() {
+  const int64_t deadline_ns = NowNs() + kShutdownNs;
+  stopped_.StoreRelease(1);
+  crew_.TakeOverCallbacks();
+  const Status status(StatusCode::kAborted, "the runtime was shut down before this call finished");
+  while (Sum(&Daemon::submitted) != Sum(&Daemon::finished) && NowNs() < deadline_ns) {
+    for (const RecordView& view : table_.View([](Record&) { return true; })) {
+      table_.Fail(view.id, view.group, status);
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  while (crew_.Relieve() && NowNs() < deadline_ns) {
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  monitor_->Stop();
+  return crew_.Stop(deadline_ns);
+}
+
+struct Global {
+  std::mutex mutex;
+  Atomic<RuntimeImpl*> current;
+  RuntimeOptions options;
+  InternalOptions internal;
+  // Never freed: foreign threads may still hold their operations.
+  std::vector<RuntimeImpl*> retired;
+};
+
+Global& TheGlobal() {
+  static Global& global = *new Global;  // outlives static destructors
+  return global;
+}
+
+}  // namespace
+
+void SetInternalOptions(const InternalOptions& options) {
+  Global& global = TheGlobal();
+  std::lock_guard<std::mutex> lock(global.mutex);
+  global.internal = options;
+}
+
+Runtime& Runtime::Get() {
+  Global& global = TheGlobal();
+  // Acquire: partner is the release below.
+  if (RuntimeImpl* runtime = global.current.LoadAcquire()) return *runtime;
+  std::lock_guard<std::mutex> lock(global.mutex);
+  RuntimeImpl* runtime = global.current.LoadRelaxed();
+  if (runtime == nullptr) {
+    runtime = new RuntimeImpl(global.options, global.internal);
+    global.current.StoreRelease(runtime);
+  }
+  return *runtime;
+}
+
+void Runtime::Configure(const RuntimeOptions& options) {
+  Global& global = TheGlobal();
+  std::lock_guard<std::mutex> lock(global.mutex);
+  global.options = options;
+}
+
+void Runtime::Shutdown() {
+  Global& global = TheGlobal();
+  std::lock_guard<std::mutex> lock(global.mutex);
+  RuntimeImpl* runtime = global.current.LoadRelaxed();
+  if (runtime == nullptr) return;
+  global.current.StoreRelease(nullptr);
+  runtime->Stop();
+  global.retired.push_back(runtime);
+}
+
+}  // namespace dfccl
