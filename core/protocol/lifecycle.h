@@ -5,14 +5,12 @@
 // before Schedule or TryClaim is looked at after it, and that the run queue
 // holds at most one entry per daemon.
 //
-//              Schedule                TryBeginRun
-//   Parked ---------------> Scheduled --------------> Running <--.
-//     ^ |                     | ^                     | | |      | TryPark fails
-//     | |       TryClaim      | |      Reschedule     | | |      |
-//     | '---------------------+-+---------------------' | |      |
-//     |                       '-------------------------' |  Schedule, TryClaim
-//     '------------------- TryPark -----------------------'--> RunningDirty
-//                                             (Reschedule: -> Scheduled)
+//                Parked     Scheduled  Running       RunningDirty
+//   Schedule     Scheduled  Scheduled  RunningDirty  RunningDirty
+//   TryClaim     Running    Running    fails: RunningDirty (both)
+//   TryBeginRun  fails      Running    fails         fails
+//   TryPark                            Parked        fails: Running
+//   Reschedule                         Scheduled     Scheduled
 //
 // The word is three bits: `driven`, `wanted` (Scheduled = wanted only,
 // RunningDirty = driven and wanted) and `queued`: an entry for the daemon is in

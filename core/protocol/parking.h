@@ -34,11 +34,11 @@ class ParkingLot {
  public:
   // Must be followed by CancelWait or CommitWait on the same thread.
   uint32_t PrepareWait() {
-    // Before the epoch: whoever changes the epoch later sees this thread.
     waiters_.FetchAddSeqCst(1);
     return epoch_.LoadSeqCst();
   }
 
+  // Work was found after all.
   void CancelWait() { waiters_.FetchSubSeqCst(1); }
 
   // Sleeps until a notification that came after PrepareWait. May return early:

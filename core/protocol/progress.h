@@ -49,6 +49,9 @@ class alignas(kCacheLine) SleepWord {
   // TryWakeAny returns true for it (perhaps it has already). False: it is awake
   // and must go on. `ready()` is the second look: it must read with SeqCst loads
   // everything that could end the wait (the peer's progress, a failure).
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable  // `ready` may be a host function
+#endif
   template <typename Ready>
   DFCCL_HOST_DEVICE bool TrySleep(uint16_t member, uint32_t value, Ready ready) {
     uint64_t awaited = Awaited(member, value);
@@ -61,7 +64,6 @@ class alignas(kCacheLine) SleepWord {
   // By `member`, after Signal(progress). True: the caller must wake the sleeper.
   DFCCL_HOST_DEVICE bool TryWake(uint16_t member, uint32_t progress) {
     uint64_t awaited = word_.LoadSeqCst();
-    // Nothing below what `member` awaits at the least: awake, or another member.
     if ((awaited >> 32) != uint64_t{member} + 1) return false;
     if (static_cast<uint32_t>(awaited) > progress) return false;
     return word_.CompareExchangeSeqCst(awaited, kAwake);

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Workers that sleep in a ParkingLot when the run queue is empty: if a wake-up
+// is lost, the entry stays and relacy reports the deadlock. The last entry stops
+// all workers.
+#include "core/protocol/bounded_queue.h"
+#include "core/protocol/parking.h"
+#include "tests/core/protocol/model.h"
+
+namespace dfccl {
+namespace {
+
+class ModelSleeper {
+ public:
+  void SleepWhileEqual(const Atomic<uint32_t>& word, uint32_t value) {
+    mutex_.lock(RL_INFO);
+    while (word.LoadSeqCst() == value) condition_.wait(mutex_, RL_INFO);
+    mutex_.unlock(RL_INFO);
+  }
+  void WakeOne() {
+    mutex_.lock(RL_INFO);
+    condition_.notify_one(RL_INFO);
+    mutex_.unlock(RL_INFO);
+  }
+  void WakeAll() {
+    mutex_.lock(RL_INFO);
+    condition_.notify_all(RL_INFO);
+    mutex_.unlock(RL_INFO);
+  }
+
+ private:
+  rl::mutex mutex_;
+  rl::condition_variable condition_;
+};
+
+template <int kProducers, int kWorkers, int kEach>
+struct ParkingModel
+    : rl::test_suite<ParkingModel<kProducers, kWorkers, kEach>, kProducers + kWorkers> {
+  BoundedQueue<int> queue{4};
+  ParkingLot<ModelSleeper> parking;
+  Atomic<uint32_t> handled;
+  Atomic<uint32_t> stop;
+
+  void thread(unsigned index) {
+    if (index < kProducers) {
+      for (int i = 0; i < kEach; ++i) {
+        RL_ASSERT(queue.TryPush(i));
+        parking.NotifyOne();
+      }
+    } else {
+      Work();
+    }
+  }
+
+  void Work() {
+    while (stop.LoadSeqCst() == 0) {
+      if (TryHandle()) continue;
+      const uint32_t epoch = parking.PrepareWait();
+      if (stop.LoadSeqCst() != 0 || TryHandle()) {
+        parking.CancelWait();
+      } else {
+        parking.CommitWait(epoch);
+      }
+    }
+  }
+
+  bool TryHandle() {
+    int entry;
+    if (!queue.TryPop(&entry)) return false;
+    if (handled.FetchAddRelaxed(1) + 1 == kProducers * kEach) {
+      stop.StoreSeqCst(1);
+      parking.NotifyAll();
+    }
+    return true;
+  }
+
+  void after() { RL_ASSERT(handled.LoadRelaxed() == kProducers * kEach); }
+};
+
+}  // namespace
+}  // namespace dfccl
+
+int main(int argc, char** argv) {
+  using namespace dfccl;
+  const bool no_fault =
+      ExploreRandom<ParkingModel<1, 1, 2>>(30000) && ExploreRandom<ParkingModel<1, 2, 2>>(30000) &&
+      ExploreRandom<ParkingModel<2, 1, 1>>(30000) && ExploreRandom<ParkingModel<2, 2, 1>>(30000);
+  return ModelExit(argc, argv, no_fault);
+}

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that the models can see: plants faults in core/protocol and requires each to be found.
+
+Each fault is a replacement of one piece of a header's text. The changed header is written to a
+temporary folder that comes first on the include path, the model is built against it, and must
+report a fault (--expect-fault). A piece that does not occur exactly once is an error, so a fault
+cannot silently stop being planted when a header changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+_ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """One fault: in `header`, `right` becomes `wrong`; `model` must find it."""
+
+    name: str
+    model: str
+    header: str
+    right: str
+    wrong: str
+
+
+FAULTS = (
+    Fault(
+        "entry published without release",
+        "bounded_queue",
+        "bounded_queue.h",
+        "sequence.StoreSeqCst(2 * position + 1)",
+        "sequence.StoreRelaxed(2 * position + 1)",
+    ),
+    Fault(
+        "slot given back without release",
+        "bounded_queue",
+        "bounded_queue.h",
+        "sequence.StoreRelease(2 * (position + capacity_))",
+        "sequence.StoreRelaxed(2 * (position + capacity_))",
+    ),
+    Fault(
+        "slot looked at without acquire",
+        "bounded_queue",
+        "bounded_queue.h",
+        "sequence.LoadSeqCst()",
+        "sequence.LoadRelaxed()",
+    ),
+    Fault(
+        "position taken without compare-exchange",
+        "bounded_queue",
+        "bounded_queue.h",
+        "} else if (end->CompareExchangeRelaxed(*position, *position + 1)) {",
+        "} else {\n        end->StoreRelaxed(*position + 1);",
+    ),
+    Fault(
+        "full ring overwritten",
+        "bounded_queue",
+        "bounded_queue.h",
+        "if (ahead < 0) return false;",
+        "if (ahead < 0 && full == 1) return false;\n      if (ahead < 0) ++*position;",
+    ),
+    Fault(
+        "node pushed without release",
+        "wake_list",
+        "wake_list.h",
+        "CompareExchangeRelease(newest, node)",
+        "CompareExchangeRelaxed(newest, node)",
+    ),
+    Fault(
+        "list taken in two steps",
+        "wake_list",
+        "wake_list.h",
+        "WakeNode* node = newest_.ExchangeAcquire(nullptr);",
+        "WakeNode* node = newest_.LoadAcquire();\n    newest_.StoreRelaxed(nullptr);",
+    ),
+    Fault(
+        "list taken newest first",
+        "wake_list",
+        "wake_list.h",
+        "    WakeNode* first = nullptr;\n    while",
+        "    WakeNode* first = nullptr;\n    if (node != nullptr) return node;\n    while",
+    ),
+    Fault(
+        "parks without looking whether work came",
+        "lifecycle",
+        "lifecycle.h",
+        "new_word = (old_word & kWanted) ? old_word & ~kWanted : old_word & ~kDriven;\n"
+        "    } while (!word_.CompareExchangeAcqRel(old_word, new_word));\n"
+        "    return !(old_word & kWanted);",
+        "new_word = old_word & ~(kWanted | kDriven);\n"
+        "    } while (!word_.CompareExchangeAcqRel(old_word, new_word));\n"
+        "    return true;",
+    ),
+    Fault(
+        "parks without release",
+        "lifecycle",
+        "lifecycle.h",
+        "old_word & ~kDriven;\n    } while (!word_.CompareExchangeAcqRel(",
+        "old_word & ~kDriven;\n    } while (!word_.CompareExchangeRelaxed(",
+    ),
+    Fault(
+        "schedule writes nothing when nothing changes",
+        "lifecycle",
+        "lifecycle.h",
+        "if (!(old_word & kDriven)) new_word |= kQueued;",
+        "if (!(old_word & kDriven)) new_word |= kQueued;\n"
+        "      if (new_word == old_word) return false;",
+    ),
+    Fault(
+        "schedule leaves a running daemon clean",
+        "lifecycle",
+        "lifecycle.h",
+        "new_word = old_word | kWanted;",
+        "new_word = (old_word & kDriven) ? old_word : old_word | kWanted;",
+    ),
+    Fault(
+        "claim forgets the entry in the run queue",
+        "lifecycle",
+        "lifecycle.h",
+        "(old_word & kQueued) | kDriven",
+        "kDriven + 0 * old_word",
+    ),
+    Fault(
+        "failed claim leaves the daemon clean",
+        "lifecycle",
+        "lifecycle.h",
+        "(old_word & kDriven) ? old_word | kWanted :",
+        "(old_word & kDriven) ? old_word :",
+    ),
+    Fault(
+        "stale entry of the run queue is run",
+        "lifecycle",
+        "lifecycle.h",
+        "return scheduled;",
+        "return true;",
+    ),
+    Fault(
+        "reschedule adds a second entry",
+        "lifecycle",
+        "lifecycle.h",
+        "return !(word_.ExchangeAcqRel(kWanted | kQueued) & kQueued);",
+        "word_.ExchangeAcqRel(kWanted | kQueued);\n    return true;",
+    ),
+    Fault(
+        "sleeps without a second look",
+        "progress",
+        "progress.h",
+        "if (!ready()) return true;",
+        "if (sizeof(ready) > 0) return true;",
+    ),
+    Fault(
+        "sleep announced with release only",
+        "progress",
+        "progress.h",
+        "word_.StoreSeqCst(awaited);",
+        "word_.StoreRelease(awaited);",
+    ),
+    Fault(
+        "second look with acquire only",
+        "progress",
+        "progress.h",
+        "value_.LoadSeqCst() >= value",
+        "value_.LoadAcquire() >= value",
+    ),
+    Fault(
+        "progress stored with release only",
+        "progress",
+        "progress.h",
+        "value_.StoreSeqCst(value)",
+        "value_.StoreRelease(value)",
+    ),
+    Fault(
+        "progress stored without release",
+        "progress",
+        "progress.h",
+        "value_.StoreSeqCst(value)",
+        "value_.StoreRelaxed(value)",
+    ),
+    Fault(
+        "sleep word looked at with acquire only",
+        "progress",
+        "progress.h",
+        "uint64_t awaited = word_.LoadSeqCst();",
+        "uint64_t awaited = word_.LoadAcquire();",
+    ),
+    Fault(
+        "failure looks at the sleep word with acquire only",
+        "progress",
+        "progress.h",
+        "if (word_.LoadSeqCst() == kAwake)",
+        "if (word_.LoadAcquire() == kAwake)",
+    ),
+    Fault(
+        "wakes without taking the sleep word",
+        "progress",
+        "progress.h",
+        "if (static_cast<uint32_t>(awaited) > progress) return false;\n"
+        "    return word_.CompareExchangeSeqCst(awaited, kAwake);",
+        "if (static_cast<uint32_t>(awaited) > progress) return false;\n"
+        "    word_.StoreSeqCst(kAwake);\n    return true;",
+    ),
+    Fault(
+        "goes on although a peer wakes it",
+        "progress",
+        "progress.h",
+        "return !word_.CompareExchangeSeqCst(awaited, kAwake);",
+        "word_.StoreSeqCst(kAwake);\n    return false;",
+    ),
+    Fault(
+        "wakes too early",
+        "progress",
+        "progress.h",
+        "if (static_cast<uint32_t>(awaited) > progress) return false;",
+        "if (progress == 0) return false;",
+    ),
+    Fault(
+        "notifier looks for sleepers with acquire only",
+        "parking",
+        "parking.h",
+        "waiters_.LoadSeqCst() == 0",
+        "waiters_.LoadAcquire() == 0",
+    ),
+    Fault(
+        "sleep announced without order",
+        "parking",
+        "parking.h",
+        "waiters_.FetchAddSeqCst(1);",
+        "waiters_.FetchAddRelaxed(1);",
+    ),
+    Fault(
+        "notification leaves the epoch",
+        "parking",
+        "parking.h",
+        "epoch_.FetchAddSeqCst(1);",
+        "",
+    ),
+    Fault(
+        "sleeps on the epoch of now",
+        "parking",
+        "parking.h",
+        "SleepWhileEqual(epoch_, epoch);",
+        "SleepWhileEqual(epoch_, epoch + epoch_.LoadSeqCst() - epoch);",
+    ),
+    Fault(
+        "run queue publishes with release only",
+        "parking",
+        "bounded_queue.h",
+        "sequence.StoreSeqCst(2 * position + 1)",
+        "sequence.StoreRelease(2 * position + 1)",
+    ),
+    Fault(
+        "run queue looked at with acquire only",
+        "parking",
+        "bounded_queue.h",
+        "sequence.LoadSeqCst()",
+        "sequence.LoadAcquire()",
+    ),
+)
+
+
+def plant(fault: Fault, folder: pathlib.Path) -> None:
+    """Writes the changed header under `folder`."""
+    path = pathlib.Path("core/protocol") / fault.header
+    text = (_ROOT / path).read_text(encoding="utf-8")
+    if text.count(fault.right) != 1:
+        raise ValueError(f"{path}: {fault.right!r} must occur exactly once")
+    (folder / path).parent.mkdir(parents=True)
+    (folder / path).write_text(text.replace(fault.right, fault.wrong), encoding="utf-8")
+
+
+def found(fault: Fault, compiler: str) -> bool:
+    """Builds and runs the model with the fault; prints how it went."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        plant(fault, folder)
+        binary = folder / "model"
+        # Sized operator delete would bypass relacy's.
+        command = [compiler, "-std=c++17", "-O0", "-fno-sized-deallocation", "-DDFCCL_MODEL"]
+        command += [f"-I{folder}", f"-I{_ROOT}", "-o", str(binary)]
+        command += [str(_ROOT / "tests/core/protocol" / f"{fault.model}_model.cc")]
+        subprocess.run(command, check=True)
+        result = subprocess.run(
+            [str(binary), "--expect-fault"],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    print(f"{'found' if result.returncode == 0 else 'MISSED'}: {fault.model}: {fault.name}")
+    if result.returncode != 0:
+        print(result.stdout + result.stderr)
+    return result.returncode == 0
+
+
+def main() -> int:
+    """Returns the exit status: 0 if every fault was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", choices=sorted({fault.model for fault in FAULTS}))
+    parser.add_argument("--compiler", default="c++")
+    arguments = parser.parse_args()
+    faults = [fault for fault in FAULTS if fault.model == arguments.model]
+    missed = [fault for fault in faults if not found(fault, arguments.compiler)]
+    print(f"{len(faults) - len(missed)} of {len(faults)} faults found")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
