@@ -46,6 +46,7 @@ class _Lowering(threading.local):
 
 
 _lowering = _Lowering()
+_loading = threading.RLock()  # held while an executable with calls of ours is made
 
 
 def note_call() -> None:
@@ -53,13 +54,22 @@ def note_call() -> None:
     _lowering.holds_calls = True
 
 
-def install_hooks(rewrite: Callable[[ir.Module], Any], begin_executable: Callable[[], Any]) -> None:
+def install_hooks(
+    rewrite: Callable[[ir.Module], Any],
+    holds_calls: Callable[[ir.Module], bool],
+    begin_executable: Callable[[], Any],
+) -> None:
     """Hooks into JAX's lowering and compilation; a second call changes nothing.
+
+    XLA instantiates an executable's custom calls while it compiles it or loads it from the
+    persistent cache; in 0.12.0.1 on the calling thread, in 0.10.2 on one of its own. So the
+    executables that hold calls of ours are made one at a time, and the calls that are instantiated
+    between one `begin_executable` and the next belong to one executable.
 
     Args:
       rewrite: Changes a lowered module in place; called for those that `note_call` was called for.
-      begin_executable: Is called on the thread that compiles an executable or loads it from the
-        persistent cache, just before; XLA instantiates its custom calls on the same thread.
+      holds_calls: Whether a module that is to be compiled holds calls of ours.
+      begin_executable: Called just before such a module is compiled or loaded.
     """
     lower = _hookable(mlir, "lower_jaxpr_to_module")
     load = _hookable(compiler, "compile_or_get_cached")
@@ -79,9 +89,12 @@ def install_hooks(rewrite: Callable[[ir.Module], Any], begin_executable: Callabl
         return result
 
     @functools.wraps(load)
-    def begin_and_load(*args: Any, **kwargs: Any) -> Any:
-        begin_executable()
-        return load(*args, **kwargs)
+    def begin_and_load(backend: Any, computation: ir.Module, *args: Any, **kwargs: Any) -> Any:
+        if not holds_calls(computation):
+            return load(backend, computation, *args, **kwargs)
+        with _loading:
+            begin_executable()
+            return load(backend, computation, *args, **kwargs)
 
     for wrapper in (lower_and_rewrite, begin_and_load):
         wrapper._jax_dfccl = True  # type: ignore[attr-defined]
@@ -99,19 +112,36 @@ def _hookable(module: Any, name: str) -> Any:
     return function
 
 
+def _manual_axes(manual_computation: Any) -> set[str]:
+    axes = sdy.ManualAxesAttr(manual_computation.attributes["manual_axes"])
+    return {axes[i] for i in range(len(axes))}
+
+
 def is_split_by_manual_axes(manual_computation: Any, index: int) -> bool:
     """Whether an operand's parts on the devices of a manual computation may differ."""
-    attributes = manual_computation.attributes
-    manual = set(sdy.ManualAxesAttr(attributes["manual_axes"]))
-    shardings = sdy.TensorShardingPerValueAttr(attributes["in_shardings"]).shardings
-    sharding = sdy.TensorShardingAttr(shardings[index])
+    manual = _manual_axes(manual_computation)
+    in_shardings = manual_computation.attributes["in_shardings"]
+    sharding = sdy.TensorShardingAttr(sdy.TensorShardingPerValueAttr(in_shardings).shardings[index])
     if len(sharding.unreduced_axes) > 0:
         return True
     dimensions = [sdy.DimensionShardingAttr(d) for d in sharding.dimension_shardings]
     return any(sdy.AxisRefAttr(axis).name in manual for d in dimensions for axis in d.axes)
 
 
-def replica_group_count(collective: Any) -> int:
-    """Into how many groups a native collective splits the devices; 0 if it is not said plainly."""
+def spans_all_devices(collective: Any, manual_computations: list[Any]) -> bool:
+    """Whether a native collective has one group, as far as that is said plainly.
+
+    Args:
+      collective: A StableHLO operation with replica groups.
+      manual_computations: Those that the operation stands in.
+    """
     groups = collective.attributes["replica_groups"]
-    return groups.type.shape[0] if isinstance(groups, ir.DenseIntElementsAttr) else 0
+    if isinstance(groups, ir.DenseElementsAttr):
+        return ir.ShapedType(groups.type).shape[0] == 1
+    if not stablehlo.ReplicaGroupMeshAxesAttr.isinstance(groups):  # the usual form in 0.12.0.1
+        return False
+    listed = ir.ArrayAttr(stablehlo.ReplicaGroupMeshAxesAttr(groups).axes)
+    axes = [stablehlo.AxisRefAttr(axis) for axis in listed]
+    names = {axis.name for axis in axes if axis.sub_axis_info is None}
+    manual = set().union(*map(_manual_axes, manual_computations))
+    return len(manual) > 0 and manual <= names

@@ -29,12 +29,11 @@ import jax
 import numpy as np
 from jax.interpreters import mlir
 
-from jax_dfccl import _compat
+from jax_dfccl import _compat, _passes
 from jax_dfccl._config import Config
 from jax_dfccl._groups import replica_groups
 from jax_dfccl._primitive import all_reduce_p
 
-TARGET = "dfccl_all_reduce"
 PLATFORM = "cpu"
 
 
@@ -95,6 +94,18 @@ def register() -> None:
         _registered = True
 
 
+def _register_site(site: _passes.Site) -> None:
+    from jax_dfccl import _core
+
+    _core.register_site(**dataclasses.asdict(site))
+
+
+def _begin_executable() -> None:
+    from jax_dfccl import _core
+
+    _core.begin_executable()
+
+
 def check_all_axes_manual(mesh: Any, manual_axes: Any) -> None:
     """Refuses meshes with axes left to the compiler, which would gather the operands over them."""
     automatic = [a for a in mesh.axis_names if a not in manual_axes and mesh.shape[a] > 1]
@@ -132,6 +143,7 @@ def _lower(
     if all(len(group) == 1 for group in members):
         return [x]
     register()
+    _compat.note_call()
 
     operands, avals = [x, *key], list(ctx.avals_in)
     if isinstance(mesh, jax.sharding.Mesh):
@@ -143,7 +155,7 @@ def _lower(
     info = CallInfo(f"all_reduce({op})", name, _compat.user_source(ctx.traceback))
     # No side effect: unused calls may go and equal ones may merge, on all members alike, and the
     # call stays usable under remat.
-    lowering = jax.ffi.ffi_lowering(TARGET)
+    lowering = jax.ffi.ffi_lowering(_passes.ALL_REDUCE)
     return lowering(
         ctx.replace(avals_in=avals),
         *operands,
@@ -171,3 +183,6 @@ def _refuse(ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> Any:
 # Not cacheable: a cached lowering would give two calls the source line of the first.
 mlir.register_lowering(all_reduce_p, _refuse, cacheable=False)
 mlir.register_lowering(all_reduce_p, _lower, platform=PLATFORM, cacheable=False)
+
+# At import: a module's lowering has begun by the time the first rule runs.
+_passes.install(lambda index: call_info(index).source, _register_site, _begin_executable)

@@ -1,0 +1,878 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is done to a lowered module that holds our calls, before XLA sees it.
+
+`rewrite` runs once per module, on JAX's StableHLO, in four steps:
+
+1. *Inline* every function that holds calls, so that one custom call is one place in the program.
+2. *Read* the result into a light graph and find out, on that graph only: which blocks are
+   branching (their calls may meet others in a different order on another device), the phase of
+   every call in them, and which calls a call needs the results of.
+3. *Split* the calls of branching blocks into start and done, and make each done wait for the
+   tickets of all starts that can come before it.
+4. *Name* the calls: a number in the module, and a hash of the module that depends neither on
+   source lines nor on what else was traced before.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from jax_dfccl import _compat
+from jax_dfccl._compat import ir
+
+ALL_REDUCE = "dfccl_all_reduce"
+START = "dfccl_all_reduce_start"
+DONE = "dfccl_all_reduce_done"
+
+# Custom calls that only annotate, or that XLA replaces by operations that cannot fail.
+_HARMLESS_TARGETS = frozenset(
+    {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement"}
+)
+_HARMLESS_PREFIXES = ("xla.sdy.", "mhlo.", "chlo.", "stablehlo.")
+
+# Operations whose results may differ between devices although their operands do not. Others of
+# these dialects compute equal results from equal operands.
+_DETERMINISTIC_DIALECTS = ("stablehlo", "chlo")
+_VARYING_OPERATIONS = frozenset(
+    "stablehlo." + name
+    for name in (
+        *("partition_id", "replica_id", "rng", "infeed", "recv", "composite"),
+        *("collective_permute", "collective_broadcast", "all_to_all", "reduce_scatter"),
+        *("async_start", "async_done", "create_token", "send", "outfeed"),
+    )
+)
+
+# With more tickets than this, a done takes them joined to one array, so that the operands of a
+# block grow linearly and not quadratically with its calls.
+_MAX_TICKET_OPERANDS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """What is known of a call, for messages."""
+
+    program: int
+    site: int
+    operation: str
+    name: str
+    source: str
+    program_name: str
+    after: tuple[int, ...]  # sites whose results this one's operands or its being reached need
+
+
+# --- the graph -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Value:
+    """An operation's result, or an argument of a block."""
+
+    owner: "_Op | _Block"
+    index: int
+    block: "_Block"
+    after: int = 0  # bit set: sites whose results this value depends on
+    phase: int = 0  # largest phase of a done of the same block it depends on
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Block:
+    parent: "_Op"
+    depth: int
+    arguments: list[_Value] = dataclasses.field(default_factory=list)
+    ops: list["_Op"] = dataclasses.field(default_factory=list)
+    branching: bool = False
+
+    @property
+    def yields(self) -> list[_Value]:
+        return self.ops[-1].operands
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Op:
+    op: Any  # ir.Operation
+    name: str
+    block: _Block | None
+    operands: list[_Value]
+    results: list[_Value] = dataclasses.field(default_factory=list)
+    regions: list[_Block] = dataclasses.field(default_factory=list)
+    captured: list[_Value] = dataclasses.field(default_factory=list)  # by its regions
+    call: "_Call | None" = None
+    holds_calls: bool = False  # in its regions
+    phase: int = 0
+
+    @property
+    def uses(self) -> list[_Value]:
+        return self.operands + self.captured if self.captured else self.operands
+
+    @property
+    def is_branch(self) -> bool:
+        return self.name in ("stablehlo.case", "stablehlo.if")
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Call:
+    """One of our calls."""
+
+    node: _Op
+    site: int
+    config: dict[str, Any]  # attribute name -> ir.Attribute
+    source: int  # index in the lowering's table of calls
+    emitted: list[Any] = dataclasses.field(default_factory=list)  # the one call, or start and done
+    after: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.config["name"].value
+
+    @property
+    def group_sizes(self) -> list[int]:
+        return _integers(self.config["group_sizes"])
+
+
+class _Graph:
+    """The functions of a module, each read when it is first asked for."""
+
+    def __init__(self, functions: dict[str, Any], partitions: int):
+        self._functions = functions
+        self._read: dict[str, _Op] = {}
+        self.partitions = partitions
+        self.calls: list[_Call] = []
+
+    def function(self, name: str) -> _Op:
+        if name not in self._read:
+            op = self._functions[name]
+            node = self._read[name] = _Op(op, "func.func", None, [])
+            node.regions = [self._block(block, node, 0, {}) for block in op.regions[0].blocks]
+        return self._read[name]
+
+    def _block(self, block: Any, parent: _Op, depth: int, values: dict[Any, _Value]) -> _Block:
+        result = _Block(parent, depth)
+        for index, argument in enumerate(block.arguments):
+            value = values[argument] = _Value(result, index, result)
+            result.arguments.append(value)
+        for view in block.operations:
+            op = view.operation
+            node = _Op(op, op.name, result, [values[v] for v in op.operands])
+            result.ops.append(node)
+            for region in op.regions:
+                for inner in region.blocks:
+                    node.regions.append(self._block(inner, node, depth + 1, values))
+            if node.regions:
+                node.captured = _captured(node)
+                node.holds_calls = any(
+                    inner.call or inner.holds_calls for b in node.regions for inner in b.ops
+                )
+            for index, output in enumerate(op.results):
+                value = values[output] = _Value(node, index, result)
+                node.results.append(value)
+            if node.name == "stablehlo.custom_call":
+                config = _config_of(op)
+                if config is not None:
+                    source = config.pop("call").value
+                    node.call = _Call(node, len(self.calls), config, source)
+                    self.calls.append(node.call)
+        return result
+
+
+def _captured(node: _Op) -> list[_Value]:
+    seen: dict[_Value, None] = {}
+    for block in node.regions:
+        for op in block.ops:
+            for value in op.uses:
+                if value.block.depth < block.depth:
+                    seen[value] = None
+    return list(seen)
+
+
+def _walk(block: _Block) -> Iterator[_Op]:
+    for op in block.ops:
+        yield op
+        for region in op.regions:
+            yield from _walk(region)
+
+
+def _target(op: Any) -> str:
+    return op.attributes["call_target_name"].value
+
+
+def _callee(op: Any) -> str:
+    return op.attributes["callee"].value
+
+
+def _config_of(op: Any) -> dict[str, Any] | None:
+    """The attributes of a call of ours that has not been named yet."""
+    if _target(op) != ALL_REDUCE:
+        return None
+    config = {entry.name: entry.attr for entry in op.attributes["mhlo.backend_config"]}
+    return config if "call" in config else None
+
+
+def _integers(attribute: Any) -> list[int]:
+    return [int(value) for value in attribute]
+
+
+# --- step 1: inlining ----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Survey:
+    """What one walk over the module finds."""
+
+    functions: dict[str, Any] = dataclasses.field(default_factory=dict)
+    holders: set[str] = dataclasses.field(default_factory=set)  # functions that hold calls
+    calls: dict[str, list[tuple[str, Any]]] = dataclasses.field(default_factory=dict)
+    may_fail: bool = False  # a custom call of others can end the program between start and done
+
+
+def _survey(module: Any) -> _Survey:
+    survey = _Survey()
+    for view in module.body.operations:
+        if view.operation.name != "func.func":
+            continue
+        function = view.operation
+        name = function.attributes["sym_name"].value
+        survey.functions[name] = function
+        calls = survey.calls[name] = []
+
+        def visit(op: Any, name: str = name, calls: list[tuple[str, Any]] = calls) -> Any:
+            if op.name == "func.call":
+                calls.append((_callee(op), op))
+            elif op.name == "stablehlo.custom_call":
+                target = _target(op)
+                if target in (ALL_REDUCE, START, DONE):
+                    if _config_of(op) is not None:
+                        survey.holders.add(name)
+                elif target not in _HARMLESS_TARGETS and not target.startswith(_HARMLESS_PREFIXES):
+                    survey.may_fail = True
+            return ir.WalkResult.ADVANCE
+
+        function.walk(visit)
+    grew = True
+    while grew:
+        reached = {
+            f for f, calls in survey.calls.items() if any(c in survey.holders for c, _ in calls)
+        }
+        grew = not reached <= survey.holders
+        survey.holders |= reached
+    return survey
+
+
+def _inline(survey: _Survey) -> None:
+    """Replaces each call of a function that holds our calls by the function's body."""
+    expanded: set[str] = set()
+
+    def expand(name: str) -> None:
+        if name in expanded:
+            return
+        expanded.add(name)
+        for callee, call in survey.calls[name]:
+            if callee in survey.holders:
+                expand(callee)
+                _inline_call(survey.functions[callee], call)
+        survey.calls[name] = []
+
+    for name in survey.holders:
+        expand(name)
+    for name in sorted(survey.holders):
+        function = survey.functions[name]
+        attributes = function.attributes
+        if "sym_visibility" in attributes and attributes["sym_visibility"].value == "private":
+            survey.holders.discard(name)
+            survey.functions.pop(name).erase()
+
+
+def _inline_call(function: Any, call: Any) -> None:
+    copy = function.clone(False)
+    body = copy.regions[0].blocks[0]
+    argument_attributes = _value_attributes(function, "arg_attrs", len(body.arguments))
+    for argument, operand, attributes in zip(
+        body.arguments, call.operands, argument_attributes, strict=True
+    ):
+        argument.replace_all_uses_with(_constrained(operand, attributes, call))
+    *operations, terminator = [view.operation for view in body.operations]
+    for op in operations:
+        op.move_before(call)
+    results = list(terminator.operands)
+    result_attributes = _value_attributes(function, "res_attrs", len(results))
+    for result, value, attributes in zip(call.results, results, result_attributes, strict=True):
+        result.replace_all_uses_with(_constrained(value, attributes, call))
+    terminator.erase()
+    call.erase()
+    copy.erase()
+
+
+def _value_attributes(function: Any, key: str, count: int) -> Sequence[Any]:
+    if key not in function.attributes:
+        return [None] * count
+    return list(function.attributes[key])
+
+
+def _constrained(value: Any, attributes: Any, before: Any) -> Any:
+    """`value` with the sharding that a function's argument or result asked for."""
+    if attributes is None:
+        return value
+    point = ir.InsertionPoint(before)
+    if "sdy.sharding" in attributes:
+        return ir.Operation.create(
+            "sdy.sharding_constraint",
+            [value.type],
+            [value],
+            {"sharding": attributes["sdy.sharding"]},
+            loc=before.location,
+            ip=point,
+        ).results[0]
+    if "mhlo.sharding" in attributes:
+        return ir.Operation.create(
+            "stablehlo.custom_call",
+            [value.type],
+            [value],
+            {
+                "call_target_name": ir.StringAttr.get("Sharding"),
+                "mhlo.sharding": attributes["mhlo.sharding"],
+            },
+            loc=before.location,
+            ip=point,
+        ).results[0]
+    return value
+
+
+# --- step 2: what differs between devices --------------------------------------------------------
+
+
+class _Uniformity:
+    """Tells whether a value can differ between the devices that run the program.
+
+    It can if a source of difference is reached from it backwards along the data. The arguments of
+    the program are none: outside manual computations values are global and all devices agree.
+    """
+
+    def __init__(self, graph: _Graph):
+        self._graph = graph
+        self._uniform: set[_Value] = set()
+        self._summaries: dict[tuple[str, int], frozenset[int] | None] = {}
+
+    def varies(self, value: _Value) -> bool:
+        """For a value of a public function."""
+        seen = self._trace(value, self._uniform)
+        if seen is None:
+            return True
+        self._uniform |= seen
+        return False
+
+    def _trace(self, value: _Value, stop: set[_Value]) -> set[_Value] | None:
+        """All values that `value` is computed from in its function; None if it may differ."""
+        seen = {value}
+        pending = [value]
+        while pending:
+            current = pending.pop()
+            if current in stop:
+                continue
+            needs = self._needs(current)
+            if needs is None:
+                return None
+            for needed in needs:
+                if needed not in seen:
+                    seen.add(needed)
+                    pending.append(needed)
+        return seen
+
+    def _summary(self, callee: str, index: int) -> frozenset[int] | None:
+        """The arguments that a function's result is computed from; None if it may differ."""
+        key = (callee, index)
+        if key not in self._summaries:
+            block = self._graph.function(callee).regions[0]
+            seen = self._trace(block.yields[index], set())
+            self._summaries[key] = (
+                None
+                if seen is None
+                else frozenset(argument.index for argument in block.arguments if argument in seen)
+            )
+        return self._summaries[key]
+
+    def _needs(self, value: _Value) -> Iterable[_Value] | None:
+        """The values that `value` is computed from; None if it may differ whatever they are."""
+        if isinstance(value.owner, _Block):
+            return self._argument_needs(value.owner, value.index)
+        return self._result_needs(value.owner, value.index)
+
+    def _argument_needs(self, block: _Block, index: int) -> Iterable[_Value] | None:
+        parent = block.parent
+        if parent.name == "func.func":
+            return []
+        if parent.name == "sdy.manual_computation":
+            split = _compat.is_split_by_manual_axes(parent.op, index)
+            return None if split else [parent.operands[index]]
+        if parent.name == "stablehlo.while":
+            return [parent.operands[index], parent.regions[1].yields[index]]
+        return None
+
+    def _result_needs(self, op: _Op, index: int) -> Iterable[_Value] | None:
+        if op.is_branch:
+            return [op.operands[0], *(region.yields[index] for region in op.regions)]
+        if op.name == "stablehlo.while":
+            condition, body = op.regions
+            return [op.operands[index], body.yields[index], condition.yields[0]]
+        if op.name == "func.call":
+            arguments = self._summary(_callee(op.op), index)
+            return None if arguments is None else [op.operands[i] for i in arguments]
+        if op.name == "sdy.manual_computation":
+            # Values are one device's own in a manual computation, and global outside.
+            return [op.regions[0].yields[index]] if _manual_computations(op) else []
+        if op.name == "sdy.sharding_constraint":
+            return op.operands
+        if op.name == "stablehlo.custom_call":
+            return self._custom_call_needs(op)
+        if op.name in ("stablehlo.all_reduce", "stablehlo.all_gather"):
+            around = [manual.op for manual in _manual_computations(op)]
+            return [] if _compat.spans_all_devices(op.op, around) else None
+        if op.name in _VARYING_OPERATIONS or op.name.split(".")[0] not in _DETERMINISTIC_DIALECTS:
+            return None
+        return op.uses
+
+    def _custom_call_needs(self, op: _Op) -> Iterable[_Value] | None:
+        if op.call is not None:
+            return [] if op.call.group_sizes == [self._graph.partitions] else None
+        target = _target(op.op)
+        if target == "Sharding":
+            return op.operands
+        if target == "SPMDFullToShardShape":  # manual code without Shardy begins here
+            source = op.operands[0].owner
+            replicated = (
+                isinstance(source, _Op)
+                and "mhlo.sharding" in source.op.attributes
+                and source.op.attributes["mhlo.sharding"].value == "{replicated}"
+            )
+            return op.operands if replicated else None
+        return [] if target == "SPMDShardToFullShape" else None
+
+
+def _manual_computations(op: _Op) -> list[_Op]:
+    """The manual computations that `op` stands in."""
+    found: list[_Op] = []
+    block = op.block
+    while block is not None:
+        if block.parent.name == "sdy.manual_computation":
+            found.append(block.parent)
+        block = block.parent.block
+    return found
+
+
+def _mark_branching(block: _Block, branching: bool, uniformity: _Uniformity) -> None:
+    block.branching = branching or any(op.call is not None and op.call.name for op in block.ops)
+    for op in block.ops:
+        if not op.holds_calls:
+            continue
+        inside = block.branching
+        if not inside and op.is_branch:
+            inside = uniformity.varies(op.operands[0])
+        elif not inside and op.name == "stablehlo.while":
+            inside = uniformity.varies(op.regions[0].yields[0])
+        for region in op.regions:
+            _mark_branching(region, inside, uniformity)
+
+
+# --- step 2: who needs whom ----------------------------------------------------------------------
+
+
+def _union(values: Iterable[_Value]) -> int:
+    bits = 0
+    for value in values:
+        bits |= value.after
+    return bits
+
+
+def _find_needed(block: _Block, control: int) -> None:
+    """Sets `after` of the values and calls of `block`, which is reached if `control` is done."""
+    for op in block.ops:
+        if op.call is not None:
+            op.call.after |= control | _union(op.operands)
+            op.results[0].after = op.call.after | 1 << op.call.site
+        elif op.is_branch and op.holds_calls:
+            chosen = control | op.operands[0].after
+            for region in op.regions:
+                _find_needed(region, chosen)
+            for index, result in enumerate(op.results):
+                yields = _union(region.yields[index] for region in op.regions)
+                result.after = op.operands[0].after | yields
+        elif op.name == "stablehlo.while" and op.holds_calls:
+            _find_needed_in_loop(op, control)
+        elif op.holds_calls:
+            region = op.regions[0]
+            for argument, operand in zip(region.arguments, op.operands, strict=True):
+                argument.after = operand.after
+            _find_needed(region, control)
+            for result, value in zip(op.results, region.yields, strict=True):
+                result.after = value.after
+        elif bits := _union(op.uses):
+            for result in op.results:
+                result.after = bits
+            for region in op.regions:  # an argument of a call-free loop or branch
+                for argument in region.arguments:
+                    argument.after = bits
+
+
+def _find_needed_in_loop(op: _Op, control: int) -> None:
+    condition, body = op.regions
+    carried = [operand.after for operand in op.operands]
+    again = 0
+    while True:
+        for region in op.regions:
+            for argument, bits in zip(region.arguments, carried, strict=True):
+                argument.after = bits
+        _find_needed(condition, control | again)
+        again = condition.yields[0].after
+        _find_needed(body, control | again)
+        grown = [bits | v.after for bits, v in zip(carried, body.yields, strict=True)]
+        if grown == carried:
+            break
+        carried = grown
+    for result, bits in zip(op.results, carried, strict=True):
+        result.after = bits | again
+
+
+def _set_phases(block: _Block) -> None:
+    """A call comes one phase after the last call it depends on; so does an op that holds calls."""
+    for op in block.ops:
+        reached = max((value.phase for value in op.uses if value.block is block), default=0)
+        op.phase = reached + 1 if op.call is not None or op.holds_calls else reached
+        for result in op.results:
+            result.phase = op.phase
+
+
+# --- step 3: start and done ----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Issue:
+    """The start of a call in the order of a block, where the call itself stands for its done."""
+
+    call: _Call
+
+
+def _order(block: _Block) -> list["_Op | _Issue"]:
+    """The ops of a branching block, moved only where a wait has to come after a start."""
+    issues = {op.call: _Issue(op.call) for op in block.ops if op.call is not None}
+    by_phase: dict[int, list[_Issue]] = {}
+    for call, issue in issues.items():
+        by_phase.setdefault(call.node.phase, []).append(issue)
+
+    def needs(entry: "_Op | _Issue") -> list["_Op | _Issue"]:
+        op = entry.call.node if isinstance(entry, _Issue) else entry
+        first: list[_Op | _Issue] = []
+        if entry is op and (op.call is not None or op.holds_calls):
+            first = [i for phase, batch in by_phase.items() if phase <= op.phase for i in batch]
+        if entry is op and op.call is not None:
+            return first
+        defined = [v.owner for v in op.uses if v.block is block and isinstance(v.owner, _Op)]
+        return [*first, *defined]
+
+    order: dict[_Op | _Issue, None] = {}
+    for op in block.ops:
+        stack: list[tuple[_Op | _Issue, bool]] = [(op, False)]
+        while stack:
+            entry, ready = stack.pop()
+            if entry in order:
+                continue
+            if ready:
+                order[entry] = None
+                continue
+            stack.append((entry, True))
+            stack.extend((need, False) for need in reversed(needs(entry)) if need not in order)
+    return list(order)
+
+
+def _split(block: _Block, outer: Sequence[Any], stage: int) -> None:
+    """Rewrites the calls of `block` and of its regions; `outer` are tickets of enclosing blocks."""
+    if not block.branching:
+        for op in block.ops:
+            if op.call is not None:
+                op.call.emitted = [op.op]
+            for region in op.regions if op.holds_calls else ():
+                _split(region, (), stage)
+        return
+
+    order = _order(block)
+    calls = [op.call for op in block.ops if op.call is not None]
+    for call in calls:
+        call.emitted.append(_emit_start(call, stage))
+    tickets = _Tickets(block, calls)
+    placed: list[Any] = []
+    for entry in order:
+        if isinstance(entry, _Issue):
+            placed.append(entry.call.emitted[0])
+            continue
+        if entry.call is not None:
+            others = tickets.up_to(entry.phase, placed, besides=entry.call)
+            entry.call.emitted.append(_emit_done(entry.call, [*others, *outer]))
+            placed.append(entry.call.emitted[1])
+        elif entry.holds_calls:
+            # Sharded regions cannot see values of enclosing blocks.
+            isolated = entry.name == "sdy.manual_computation"
+            inner = () if isolated else [*tickets.up_to(entry.phase, placed), *outer]
+            for region in entry.regions:
+                _split(region, inner, stage)
+            placed.append(entry.op)
+        else:
+            placed.append(entry.op)
+    for op in placed[:-1]:
+        op.move_before(placed[-1])  # the terminator
+    for call in calls:
+        call.node.op.erase()
+
+
+class _Tickets:
+    """The tickets of a block's starts, by phase."""
+
+    def __init__(self, block: _Block, calls: Sequence[_Call]):
+        self._block = block
+        self._calls = sorted(calls, key=lambda call: (call.node.phase, call.site))
+        self._joined: dict[int, Any] = {}
+
+    def up_to(self, phase: int, placed: list[Any], besides: _Call | None = None) -> list[Any]:
+        """Values that are there once all starts of at most `phase` (but `besides`) have run."""
+        starts = [call for call in self._calls if call.node.phase <= phase]
+        if len(starts) <= _MAX_TICKET_OPERANDS:
+            return [call.emitted[0].results[0] for call in starts if call is not besides]
+        tickets = [call.emitted[0].results[0] for call in starts]
+        key = len(tickets)
+        if key not in self._joined:
+            last = self._block.ops[-1].op
+            join = self._joined[key] = ir.Operation.create(
+                "stablehlo.concatenate",
+                [ir.RankedTensorType.get([key], tickets[0].type.element_type)],
+                tickets,
+                {"dimension": _i64(0)},
+                loc=last.location,
+                ip=ir.InsertionPoint(last),
+            )
+            placed.append(join)
+        return [self._joined[key].results[0]]
+
+
+def _i64(value: int) -> Any:
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
+
+
+def _layout(rank: int) -> Any:
+    order = ", ".join(str(axis) for axis in reversed(range(rank)))
+    text = f"dense<[{order}]>" if rank else "dense<>"
+    return ir.Attribute.parse(f"{text} : tensor<{rank}xindex>")
+
+
+def _attributes(call: _Call, target: str) -> dict[str, Any]:
+    attributes = dict(call.node.op.attributes.items())
+    attributes["call_target_name"] = ir.StringAttr.get(target)
+    # A start that XLA moved out of a loop would be done more than once.
+    attributes["has_side_effect"] = ir.BoolAttr.get(True)
+    return attributes
+
+
+def _emit_start(call: _Call, stage: int) -> Any:
+    op = call.node.op
+    attributes = _attributes(call, START)
+    attributes["mhlo.backend_config"] = ir.DictAttr.get({**call.config, "stage": _i64(stage)})
+    if "result_layouts" in attributes:
+        attributes["result_layouts"] = ir.ArrayAttr.get([_layout(1)])
+    ticket = ir.RankedTensorType.get([1], ir.IntegerType.get_unsigned(64))
+    return ir.Operation.create(
+        op.name, [ticket], list(op.operands), attributes, loc=op.location, ip=ir.InsertionPoint(op)
+    )
+
+
+def _emit_done(call: _Call, tickets: Sequence[Any]) -> Any:
+    op = call.node.op
+    attributes = _attributes(call, DONE)
+    attributes["mhlo.backend_config"] = ir.DictAttr.get(call.config)
+    if "operand_layouts" in attributes:
+        source_layout = attributes["operand_layouts"][0]
+        vectors = [_layout(1)] * len(tickets)
+        attributes["operand_layouts"] = ir.ArrayAttr.get([_layout(1), source_layout, *vectors])
+    done = ir.Operation.create(
+        op.name,
+        [op.results[0].type],
+        [call.emitted[0].results[0], op.operands[0], *tickets],
+        attributes,
+        loc=op.location,
+        ip=ir.InsertionPoint(op),
+    )
+    op.results[0].replace_all_uses_with(done.results[0])
+    return done
+
+
+# --- what no static order can serve --------------------------------------------------------------
+
+
+def _find_conflicts(block: _Block) -> list[str]:
+    """Pairs of names that two branches must wait for in opposite order without needing to.
+
+    A name is waited for before another is issued where the order of the block says so; if the data
+    says so in both branches, it is a cycle of the user's, which shows itself at run time.
+    """
+    conflicts: list[str] = []
+    for op in _walk(block):
+        if not (op.is_branch and op.holds_calls and op.regions[0].branching):
+            continue
+        waits = [_waits(region) for region in op.regions]
+        for i, first in enumerate(waits):
+            for j in range(i + 1, len(waits)):
+                for (a, b), by_data in sorted(first.items()):
+                    opposite = waits[j].get((b, a))
+                    if opposite is not None and not (by_data and opposite):
+                        conflicts.append(
+                            f"branch {i} waits for '{a}' before it can start '{b}', branch {j} of "
+                            "the same conditional the other way round"
+                        )
+    return list(dict.fromkeys(conflicts))
+
+
+def _waits(block: _Block) -> dict[tuple[str, str], bool]:
+    """(a, b) -> whether the data says so, for all b that are started only after a is waited for."""
+    pairs: dict[tuple[str, str], bool] = {}
+    waited: list[_Call] = []
+
+    def issue(calls: Iterable[_Call]) -> None:
+        for call in calls:
+            for earlier in waited:
+                if earlier.name != call.name:
+                    pair = (earlier.name, call.name)
+                    by_data = bool(call.after >> earlier.site & 1)
+                    pairs[pair] = pairs.get(pair, True) and by_data
+
+    for entry in _order(block):
+        if isinstance(entry, _Issue):
+            issue(_keyless([entry.call]))
+        elif entry.call is not None:
+            waited.extend(_keyless([entry.call]))
+        elif entry.holds_calls:
+            inner = [
+                op.call for region in entry.regions for op in _walk(region) if op.call is not None
+            ]
+            issue(_keyless(inner))
+            for region in entry.regions:
+                for pair, by_data in _waits(region).items():
+                    pairs[pair] = pairs.get(pair, True) and by_data
+            waited.extend(_keyless(inner))
+    return pairs
+
+
+def _keyless(calls: Iterable[_Call]) -> list[_Call]:
+    """Named calls whose name alone says which collective they are."""
+    return [c for c in calls if c.name and not c.config["has_key"].value]
+
+
+_conflicts: dict[int, list[str]] = {}
+
+
+def conflicts_of(program: int) -> list[str]:
+    """Why a program's named calls may be stuck although their data has no cycle."""
+    return list(_conflicts.get(program, ()))
+
+
+# --- step 4: names -------------------------------------------------------------------------------
+
+
+def _hash(module: Any) -> int:
+    text = module.operation.get_asm(
+        binary=True, enable_debug_info=False, print_generic_op_form=True, assume_verified=True
+    )
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def _set_names(call: _Call, program: int) -> None:
+    signed = program - (1 << 64) if program >> 63 else program
+    for op in call.emitted:
+        config = {entry.name: entry.attr for entry in op.attributes["mhlo.backend_config"]}
+        config.pop("call", None)
+        config["site"] = _i64(call.site)
+        config["program"] = _i64(signed)
+        op.attributes["mhlo.backend_config"] = ir.DictAttr.get(config)
+
+
+def _bits(value: int) -> tuple[int, ...]:
+    return tuple(i for i in range(value.bit_length()) if value >> i & 1)
+
+
+def holds_calls(module: Any) -> bool:
+    """Whether a module, rewritten or not, holds calls of ours."""
+    found = False
+
+    def visit(op: Any) -> Any:
+        nonlocal found
+        if op.name == "stablehlo.custom_call" and _target(op) in (ALL_REDUCE, START, DONE):
+            found = True
+            return ir.WalkResult.INTERRUPT
+        return ir.WalkResult.ADVANCE
+
+    with module.context:
+        module.operation.walk(visit)
+    return found
+
+
+def install(
+    describe: Callable[[int], str],
+    register: Callable[[Site], None],
+    begin_executable: Callable[[], Any],
+) -> None:
+    """Hooks `rewrite` into JAX; the lowering rules of our calls must call `_compat.note_call`."""
+    _compat.install_hooks(
+        rewrite=lambda module: rewrite(module, describe, register),
+        holds_calls=holds_calls,
+        begin_executable=begin_executable,
+    )
+
+
+def rewrite(
+    module: Any, describe: Callable[[int], str], register: Callable[[Site], None]
+) -> int | None:
+    """Rewrites a lowered module in place.
+
+    Args:
+      module: The `ir.Module` that JAX lowered a program to.
+      describe: Gives the source line of a call by its `call` attribute.
+      register: Is given every site of the module.
+
+    Returns:
+      The program's hash, or None if the module holds no calls of ours.
+    """
+    with module.context, ir.Location.unknown():
+        survey = _survey(module)
+        if not survey.holders:
+            return None
+        _inline(survey)
+        attributes = module.operation.attributes
+        graph = _Graph(survey.functions, attributes["mhlo.num_partitions"].value)
+        uniformity = _Uniformity(graph)
+        blocks = [
+            graph.function(name).regions[0] for name in survey.functions if name in survey.holders
+        ]
+        conflicts: list[str] = []
+        for block in blocks:
+            _mark_branching(block, False, uniformity)
+            _find_needed(block, 0)
+            for inner in [block, *(r for op in _walk(block) for r in op.regions if op.holds_calls)]:
+                if inner.branching:
+                    _set_phases(inner)
+            conflicts += _find_conflicts(block)
+        for block in blocks:
+            _split(block, (), int(survey.may_fail))
+        for call in graph.calls:
+            _set_names(call, 0)
+        program = _hash(module)
+        program_name = attributes["sym_name"].value
+        if conflicts:
+            _conflicts[program] = conflicts
+        for call in graph.calls:
+            _set_names(call, program)
+            register(
+                Site(
+                    program=program,
+                    site=call.site,
+                    operation=f"all_reduce({call.config['op'].value})",
+                    name=call.name,
+                    source=describe(call.source),
+                    program_name=program_name,
+                    after=_bits(call.after),
+                )
+            )
+        return program
