@@ -43,7 +43,7 @@ def all_reduce(
 
     >>> import jax, numpy as np, jax_dfccl
     >>> from jax.sharding import PartitionSpec as P
-    >>> mesh = jax.make_mesh((jax.device_count(),), ("i",))
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()), ("i",))
     >>> def center(x):
     ...     return x - jax_dfccl.all_reduce(x, "i", op="mean")
     >>> x = np.arange(jax.device_count(), dtype=np.float32)
@@ -297,7 +297,7 @@ def _check_key(key: Any) -> Any:
 def _int64_key(key: Any, fits: bool) -> Any:
     if not fits:
         raise ValueError(f"all_reduce: key {key!r} does not fit in a signed 64-bit integer")
-    if not jax.config.jax_enable_x64:
+    if jax.dtypes.canonicalize_dtype(np.int64) != np.int64:
         raise ValueError(
             f"all_reduce: key {key!r} needs 64 bits; switch them on with "
             'jax.config.update("jax_enable_x64", True), or use a key that fits in int32'

@@ -27,6 +27,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import ShapedArray
 from jax.interpreters import mlir
 
 from jax_dfccl import _compat, _passes
@@ -151,7 +152,7 @@ def _lower(
     else:
         devices = []
         operands.append(_compat.partition_id())
-        avals.append(jax.core.ShapedArray((), np.dtype(np.uint32)))
+        avals.append(ShapedArray((), np.dtype(np.uint32)))
     info = CallInfo(f"all_reduce({op})", name, _compat.user_source(ctx.traceback))
     # No side effect: unused calls may go and equal ones may merge, on all members alike, and the
     # call stays usable under remat.

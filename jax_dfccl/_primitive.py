@@ -114,14 +114,12 @@ def _product_of_others(x: Any, key: Any, params: dict[str, Any]) -> Any:
     """
     axes, groups = params["axes"], params["groups"]
     rank, size = lax.axis_index(axes), lax.axis_size(axes)
+    slots = jnp.arange(size).reshape((size,) + (1,) * x.ndim)
     absent: Any = False
     if groups is not None:
-        ranks, sizes = positions_in_groups(groups)
-        index, size = rank, int(sizes.max())
-        rank = jnp.asarray(ranks)[index]
-    slots = jnp.arange(size).reshape((size,) + (1,) * x.ndim)
-    if groups is not None:
-        absent = slots >= jnp.asarray(sizes)[index]
+        ranks, sizes = (jnp.asarray(table)[rank] for table in positions_in_groups(groups))
+        slots = slots[: max(map(len, groups))]
+        rank, absent = ranks, slots >= sizes
     own = slots == rank
     spread = jnp.where(own, x, 0)
     factors = bind(spread, *key, **_derived(params, "factors", op="sum"))
