@@ -40,7 +40,7 @@ void Crew::Enqueue(Daemon* daemon) {
 }
 
 bool Crew::IsLong(uint32_t site) const {
-  return average_ns_[site % kSites].LoadRelaxed() > kLongCallbackNs;
+  return streak_[site % kSites].LoadRelaxed() >= kLongStreak;
 }
 
 bool Crew::TryPost(Operation* operation) {
@@ -58,6 +58,8 @@ bool Crew::TryPost(Operation* operation) {
 void Crew::CallWorkers() {
   for (int i = 1; i < workers_; ++i) Notify();
 }
+
+void Crew::BeginDrive() { thread_state.driving = true; }
 
 void Crew::Drive(Daemon* own, int64_t deadline_ns) {
   thread_state.driving = true;
@@ -92,19 +94,21 @@ void Crew::Drain() {
 }
 
 void Crew::Call(const Completion& completion, int64_t* now_ns) {
-  Atomic<uint32_t>& average = average_ns_[completion.site % kSites];
   calls_.FetchAddRelaxed(1);
   if (completions_.ApproxSize() > 0) attend_(attend_argument_);
   thread_state.nested_ns = 0;
-  thread_state.long_callback = average.LoadRelaxed() > kLongCallbackNs;
+  thread_state.long_callback = IsLong(completion.site);
   completion.callback(completion.argument);
   thread_state.long_callback = false;
   const int64_t end_ns = NowNs();
-  const int64_t took_ns =
-      std::clamp<int64_t>(end_ns - *now_ns - thread_state.nested_ns, 0, kLongestSampleNs);
-  // Two threads may lose one of their samples; it is an estimate.
-  const int64_t old_ns = average.LoadRelaxed();
-  average.StoreRelaxed(static_cast<uint32_t>(old_ns + (took_ns - old_ns) / 4));
+  const bool took_long = end_ns - *now_ns - thread_state.nested_ns > kLongCallbackNs;
+  Atomic<uint32_t>& streak = streak_[completion.site % kSites];
+  const uint32_t before = streak.LoadRelaxed();
+  if (took_long) {
+    if (before < 2 * kLongStreak) streak.StoreRelaxed(before + 1);
+  } else if (before > 0) {
+    streak.StoreRelaxed(before / 2);
+  }
   *now_ns = end_ns;
 }
 

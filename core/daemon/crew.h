@@ -50,6 +50,10 @@ class Crew {
   // There is enough to do for several threads.
   void CallWorkers();
 
+  // Announces that this thread will call Drive: until then, daemons that become
+  // runnable through it wait for that and wake no worker.
+  void BeginDrive();
+
   // Runs `own` if nobody else does, then whatever daemons it made runnable,
   // until nothing is runnable or `deadline_ns` has passed. Then calls the short
   // callbacks, unless this thread is inside one. Holds no daemon on return.
@@ -88,7 +92,7 @@ class Crew {
   };
 
   static constexpr int64_t kLongCallbackNs = 20'000;
-  static constexpr int64_t kLongestSampleNs = 100'000;  // so that an outlier is soon forgotten
+  static constexpr uint32_t kLongStreak = 4;
   static constexpr int64_t kSearchNs = 10'000;
   static constexpr int64_t kQuantumNs = 1'000'000;
   static constexpr int kMostThreads = 1024;
@@ -121,7 +125,9 @@ class Crew {
   Atomic<uint32_t> stop_;
   Atomic<uint64_t> calls_;     // callbacks begun
   Atomic<uint64_t> runs_;      // daemons taken by crew threads
-  Atomic<uint32_t> average_ns_[kSites];  // of callbacks, by call site
+  // Long callbacks in a row, by call site. Where the average would take one
+  // that lost its core for long ones, the streak does not.
+  Atomic<uint32_t> streak_[kSites];
 
   uint64_t last_calls_ = 0;  // the monitor's
   uint64_t last_runs_ = 0;

@@ -226,9 +226,10 @@ Operation* RuntimeImpl::Submit(const Submission& submission) {
       submission.timeout_ns > 0 ? submission.timeout_ns : options_.timeout_ns, kMostNs);
   info.site = submission.site;
   info.has_key = submission.has_key;
-  const int64_t submit_ns = info.submit_ns;
+  const int64_t submit_ns = info.submit_ns;  // `info` is not ours any more in the end
   monitor_->Submitted(submit_ns, info.timeout_ns);
 
+  crew_.BeginDrive();
   Enter(operation, submission);
   const int64_t deadline_ns = submit_ns + kDriveNs;
   while (!daemon->TrySubmit(operation)) {
