@@ -456,8 +456,9 @@ struct Format {
   }
 };
 
-// Powers of two from 2^-127, and NaN: no zero, no sign. As in ml_dtypes, ties
-// round up, tiny values become the smallest, zero and negatives become NaN.
+// Powers of two from 2^-127, and NaN: no zero, no sign. As in ml_dtypes and XLA:
+// ties round up, so does all between the two smallest values, smaller ones become
+// the smallest, zero and negatives become NaN.
 struct FormatE8M0 {
   using CodeType = uint8_t;
   static DFCCL_INLINE U32 Decode(U32 code) {
@@ -467,45 +468,76 @@ struct FormatE8M0 {
   static DFCCL_INLINE U32 Encode(U32 bits) {
     const U32 normal = (bits + 0x00400000u) >> 23;
     const U32 code =
-        Choose(bits < 0x00800000u, Choose(bits < 0x00600000u, Fill(0), Fill(1)), normal);
+        Choose(bits < 0x00800000u, Choose(bits <= 0x00400000u, Fill(0), Fill(1)), normal);
     // `bits - 1` is huge for +0; the sign bit makes negatives huge.
     return Choose(bits - 1 >= 0x7f3fffffu, Fill(0xff), code);
   }
 };
 
+// Conversions between lanes and codes go through 16 bits: a compiler may do a
+// step of two lane by lane.
+using U16 = Vector<uint16_t, 2 * kPiece>;
+using U8 = Vector<uint8_t, kPiece>;
+
+DFCCL_INLINE U32 LoadCodes(const uint16_t* from) {
+  return __builtin_convertvector(Load<U16>(from), U32);
+}
+DFCCL_INLINE U32 LoadCodes(const uint8_t* from) {
+  return __builtin_convertvector(__builtin_convertvector(Load<U8>(from), U16), U32);
+}
+DFCCL_INLINE void StoreCodes(uint16_t* to, U32 codes) {
+  Store(to, __builtin_convertvector(codes, U16));
+}
+DFCCL_INLINE void StoreCodes(uint8_t* to, U32 codes) {
+  Store(to, __builtin_convertvector(__builtin_convertvector(codes, U16), U8));
+}
+
+// Copies less than kNarrowGroup codes.
+template <typename Code>
+DFCCL_INLINE void CopyCodes(const Code* from, Code* to, int count) {
+  for (int piece = kNarrowGroup / 2, at = 0; piece > 0; piece /= 2) {
+    if ((count & piece) == 0) continue;
+    __builtin_memcpy(to + at, from + at, piece * sizeof(Code));
+    at += piece;
+  }
+}
+
+template <typename Format, typename Code>
+DFCCL_INLINE void DecodeGroup(const Code* from, float* to) {
+  for (int lane = 0; lane < kNarrowGroup; lane += kPiece) {
+    Store(to + lane, Format::Decode(LoadCodes(from + lane)));
+  }
+}
+template <typename Format, typename Code>
+DFCCL_INLINE void EncodeGroup(const float* from, Code* to) {
+  for (int lane = 0; lane < kNarrowGroup; lane += kPiece) {
+    StoreCodes(to + lane, Format::Encode(Load<U32>(from + lane)));
+  }
+}
+
 template <typename Format>
 void DecodeCodes(const void* codes, float* values, int count) {
   using Code = typename Format::CodeType;
-  using Codes = Vector<Code, sizeof(Code) * kPiece>;
-  const char* from = static_cast<const char*>(codes);
-  for (int i = 0; i < count; i += kNarrowGroup) {
+  const Code* from = static_cast<const Code*>(codes);
+  int i = 0;
+  for (; i + kNarrowGroup <= count; i += kNarrowGroup) DecodeGroup<Format>(from + i, values + i);
+  if (i < count) {
     Code rest[kNarrowGroup] = {};
-    const char* group = from + i * sizeof(Code);
-    if (count - i < kNarrowGroup) {
-      __builtin_memcpy(rest, group, (count - i) * sizeof(Code));
-      group = reinterpret_cast<const char*>(rest);
-    }
-    for (int lane = 0; lane < kNarrowGroup; lane += kPiece) {
-      const U32 code = __builtin_convertvector(Load<Codes>(group + lane * sizeof(Code)), U32);
-      Store(values + i + lane, Format::Decode(code));
-    }
+    CopyCodes(from + i, rest, count - i);
+    DecodeGroup<Format>(rest, values + i);
   }
 }
 
 template <typename Format>
 void EncodeCodes(const float* values, void* codes, int count) {
   using Code = typename Format::CodeType;
-  using Codes = Vector<Code, sizeof(Code) * kPiece>;
-  char* to = static_cast<char*>(codes);
-  for (int i = 0; i < count; i += kNarrowGroup) {
+  Code* to = static_cast<Code*>(codes);
+  int i = 0;
+  for (; i + kNarrowGroup <= count; i += kNarrowGroup) EncodeGroup<Format>(values + i, to + i);
+  if (i < count) {
     Code rest[kNarrowGroup];
-    const bool whole = count - i >= kNarrowGroup;
-    char* group = whole ? to + i * sizeof(Code) : reinterpret_cast<char*>(rest);
-    for (int lane = 0; lane < kNarrowGroup; lane += kPiece) {
-      const U32 code = Format::Encode(Load<U32>(values + i + lane));
-      Store(group + lane * sizeof(Code), __builtin_convertvector(code, Codes));
-    }
-    if (!whole) __builtin_memcpy(to + i * sizeof(Code), rest, (count - i) * sizeof(Code));
+    EncodeGroup<Format>(values + i, rest);
+    CopyCodes(rest, to + i, count - i);
   }
 }
 

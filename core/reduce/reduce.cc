@@ -15,9 +15,10 @@
 namespace dfccl {
 namespace {
 
-// Elements of a block and sources decoded at a time: 18 KiB, which stays in L1.
+// Elements of a block, and sources decoded (or destinations written) at a time:
+// 18 KiB, which stays in L1.
 constexpr int kBlock = 512;
-constexpr int kDecoded = 8;
+constexpr int kGroup = 8;
 
 bool IsNarrow(DType dtype) { return AccumulationType(dtype) != dtype; }
 
@@ -51,14 +52,14 @@ class NarrowFold {
   }
 
  private:
-  // Folds the sources into value_, kDecoded at a time.
+  // Folds the sources into value_, kGroup at a time.
   void FoldBlock(int64_t begin, int count) {
-    ReduceSource group[1 + kDecoded];
+    ReduceSource group[1 + kGroup];
     const ReduceDestination value = {value_, true};
     for (int s = 0; s < args_.source_count;) {
       int n = 0;
       if (s > 0) group[n++] = {value_, true};
-      const int end = std::min(args_.source_count, s + kDecoded);
+      const int end = std::min(args_.source_count, s + kGroup);
       for (int slot = 0; s < end; ++s, ++slot) {
         const ReduceSource& source = args_.sources[s];
         if (source.accumulated) {
@@ -76,17 +77,28 @@ class NarrowFold {
   void WriteBlock(int64_t begin, int count) {
     alignas(64) char codes[kBlock * 2];
     bool encoded = false;
+    for (int d = 0; d < args_.destination_count; ++d) encoded |= !args_.destinations[d].accumulated;
+    if (encoded) {
+      encode_(value_, codes, count);
+      CopyTo(false, codes, size_, begin, count);
+    }
+    CopyTo(true, reinterpret_cast<const char*>(value_), sizeof(float), begin, count);
+  }
+
+  // Writes a block to the destinations of one kind, some at a time.
+  void CopyTo(bool accumulated, const char* block, int64_t size, int64_t begin, int count) {
+    const ReduceSource source = {block, accumulated};
+    ReduceDestination group[kGroup];
+    int n = 0;
     for (int d = 0; d < args_.destination_count; ++d) {
       const ReduceDestination& destination = args_.destinations[d];
-      const int64_t size = destination.accumulated ? int64_t{sizeof(float)} : size_;
-      if (!destination.accumulated && !encoded) {
-        encode_(value_, codes, count);
-        encoded = true;
+      if (destination.accumulated == accumulated) {
+        group[n++] = {At(destination, begin, size), accumulated};
       }
-      const ReduceSource source = {destination.accumulated ? static_cast<void*>(value_) : codes,
-                                   false};
-      const ReduceDestination target = {At(destination, begin, size), false};
-      kernels_.copy({&source, 1, &target, 1, count * size, 0, args_.streaming_stores});
+      if (n == kGroup || (n > 0 && d + 1 == args_.destination_count)) {
+        kernels_.copy({&source, 1, group, n, count * size, 0, args_.streaming_stores});
+        n = 0;
+      }
     }
   }
 
@@ -98,7 +110,7 @@ class NarrowFold {
   const DecodeFunction decode_;
   const EncodeFunction encode_;
   alignas(64) float value_[kBlock];
-  alignas(64) float decoded_[kDecoded][kBlock];
+  alignas(64) float decoded_[kGroup][kBlock];
 };
 
 // One source that needs no arithmetic. (Bools become 0 or 1, so they do.)

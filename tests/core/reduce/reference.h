@@ -88,7 +88,9 @@ inline float Decode(DType dtype, uint32_t code) {
 inline uint32_t Encode(DType dtype, float value) {
   if (dtype == DType::kF8E8M0FNU) {
     if (!(value > 0) || std::isinf(value)) return 255;
-    for (int code = 0; code < 255; ++code) {
+    // The two smallest are not divided in the middle, as in ml_dtypes.
+    if (value <= std::ldexp(1.0, -127)) return 0;
+    for (int code = 1; code < 255; ++code) {
       // Up to, not including, the middle of this power of two and the next.
       if (value < 1.5 * std::ldexp(1.0, code - 127)) return static_cast<uint32_t>(code);
     }
