@@ -96,11 +96,17 @@ class NameState {
   std::unordered_map<Key, std::vector<uint64_t>, KeyHash> counts_;  // by member index
 };
 
+// The executable that is being instantiated: one at a time (BeginExecutable).
+struct Epoch {
+  uint64_t number = 0;
+  std::map<std::pair<uint64_t, int32_t>, uint64_t> next_clone;  // by (program, site)
+};
+
 struct Registry {
   std::mutex mutex;
   std::unordered_map<uint64_t, std::unique_ptr<ProgramState>> programs;
   std::map<std::string, std::unique_ptr<NameState>, std::less<>> names;
-  uint64_t last_epoch = 0;
+  Epoch epoch;
 
   static Registry& Get() {
     // Leaked: executables may die after static destructors have run.
@@ -108,14 +114,6 @@ struct Registry {
     return registry;
   }
 };
-
-// Executables are instantiated in one burst on the thread that compiles or
-// loads them, so the numbering of clones belongs to that thread.
-struct Epoch {
-  uint64_t number = 0;
-  std::map<std::pair<uint64_t, int32_t>, uint64_t> next_clone;  // by (program, site)
-};
-thread_local Epoch current_epoch;
 
 class Site final : public CallSite {
  public:
@@ -186,11 +184,10 @@ CallSite* NewCallSite(uint64_t program, int32_t site, std::string_view name) {
   Hash128 prefix;
   NameState* name_state = nullptr;
   std::lock_guard<std::mutex> lock(registry.mutex);
-  if (current_epoch.number == 0) current_epoch.number = ++registry.last_epoch;
   std::unique_ptr<ProgramState>& program_state = registry.programs[program];
   if (program_state == nullptr) program_state = std::make_unique<ProgramState>();
   if (name.empty()) {
-    const uint64_t clone = current_epoch.next_clone[{program, site}]++;
+    const uint64_t clone = registry.epoch.next_clone[{program, site}]++;
     prefix.Add(kUnnamed).Add(program).Add(static_cast<uint64_t>(site)).Add(clone);
   } else {
     auto entry = registry.names.find(name);
@@ -200,7 +197,7 @@ CallSite* NewCallSite(uint64_t program, int32_t site, std::string_view name) {
     name_state = entry->second.get();
     prefix.Add(kNamed).Add(name);
   }
-  return new Site(program_state.get(), name_state, current_epoch.number, prefix);
+  return new Site(program_state.get(), name_state, registry.epoch.number, prefix);
 }
 
 void DeleteCallSite(CallSite* site) { delete site; }
@@ -208,7 +205,7 @@ void DeleteCallSite(CallSite* site) { delete site; }
 void BeginExecutable() {
   Registry& registry = Registry::Get();
   std::lock_guard<std::mutex> lock(registry.mutex);
-  current_epoch = {++registry.last_epoch, {}};
+  registry.epoch = {registry.epoch.number + 1, {}};
 }
 
 }  // namespace dfccl

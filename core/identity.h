@@ -39,10 +39,11 @@ class CallSite {
 
 // Called by the handler's instantiate stage. An empty name: unnamed. `epoch`
 // tells executables apart: calls of one executable are instantiated in one
-// epoch (BeginExecutable), in a deterministic order.
+// epoch (BeginExecutable), in a deterministic order, and no two executables at
+// the same time. The thread does not matter: XLA may use one of its own.
 CallSite* NewCallSite(uint64_t program, int32_t site, std::string_view name);
 void DeleteCallSite(CallSite* site);
-void BeginExecutable();  // this thread is about to compile or load an executable
+void BeginExecutable();  // the next executable is about to be compiled or loaded
 
 }  // namespace dfccl
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/identity.h"
+#include "core/reduce/roofline.h"
 #include "core/runtime.h"
 #include "core/trace/flight.h"
 #include "xla_ffi/decode.h"
@@ -160,8 +161,11 @@ NB_MODULE(_core, m) {
         nb::arg("operation"), nb::arg("name"), nb::arg("source"), nb::arg("program_name"),
         nb::arg("after"), "Tells reports and errors what call `site` of `program` is.");
   m.def("begin_executable", &dfccl::BeginExecutable,
-        "This thread is about to compile or load one executable.");
+        "The next executable is about to be compiled or loaded; one at a time.");
   m.def("report", &dfccl::Report, "The flight record of every device, as plain dicts and lists.");
+  m.def("roofline_seconds", &dfccl::RooflineSeconds, nb::arg("members"), nb::arg("bytes"),
+        nb::arg("threads"), nb::arg("repetitions"), nb::call_guard<nb::gil_scoped_release>(),
+        "The least time an all_reduce in memory takes here (core/reduce/roofline.h).");
   m.def("shutdown", &dfccl::Runtime::Shutdown, nb::call_guard<nb::gil_scoped_release>(),
         "Ends everything pending with an error and joins the runtime's threads.");
 }

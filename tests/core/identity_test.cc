@@ -224,25 +224,15 @@ TEST(IdentityTest, NamedCountsOutliveTheCallSite) {
   EXPECT_EQ(site->Next(1, 1, Pair(), 5).id, first);
 }
 
-TEST(IdentityTest, ThreadsThatCompileAtTheSameTimeNumberClonesApart) {
-  // Both threads instantiate the same program; each executable numbers its own
-  // clones from zero, so both give the same names but for the launch.
-  std::vector<IdSet> ids(2);
-  std::vector<std::thread> threads;
-  for (IdSet& mine : ids) {
-    threads.emplace_back([&mine] {
-      BeginExecutable();
-      std::vector<CallSitePtr> sites;
-      for (int i = 0; i < 100; ++i) sites.push_back(NewSite(12, 0));
-      for (const CallSitePtr& site : sites) {
-        EXPECT_TRUE(Insert(&mine, site->Next(0, 1, Pair(), 0).id));
-      }
-    });
+TEST(IdentityTest, ClonesAreNumberedOnWhateverThreadInstantiatesThem) {
+  // XLA may instantiate on a thread of its own, and on another one the next time.
+  BeginExecutable();
+  std::vector<CallSitePtr> sites(3);
+  for (CallSitePtr& site : sites) std::thread([&] { site = NewSite(12, 0); }).join();
+  IdSet ids;
+  for (const CallSitePtr& site : sites) {
+    EXPECT_TRUE(Insert(&ids, site->Next(0, 1, Pair(), 0).id));
   }
-  for (std::thread& thread : threads) thread.join();
-  IdSet all = ids[0];
-  all.insert(ids[1].begin(), ids[1].end());
-  EXPECT_EQ(all.size(), 200u);
 }
 
 TEST(IdentityTest, DevicesOnManyThreadsAgree) {
