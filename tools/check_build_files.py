@@ -2,8 +2,8 @@
 """Keeps the two builds in step with the tree.
 
 Every C++ file of core/, xla_ffi/ and tests/core/ must be named in a CMakeLists.txt and in a BUILD
-file, every file named there must exist, and neither may glob. (Headers only need a BUILD file:
-CMake finds them by include path.) Standard library only.
+file (headers in a BUILD file only), every file named there must exist, and neither may glob.
+Standard library only.
 """
 
 import re
@@ -14,6 +14,8 @@ from pathlib import Path
 FOLDERS = ("core", "xla_ffi", "tests/core")
 SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
 
+# The files that each kind of build file lists; CMake finds headers by include path.
+_LISTED = {"CMakeLists.txt": r"\.(cc|cu)$", "BUILD": r"\.(h|cc|cuh?)$"}
 _FILE = re.compile(
     r"(?P<root>\$\{(?:PROJECT|CMAKE)_SOURCE_DIR\}/)?(?P<path>[\w./-]+\.(?:h|cuh?|cc))\b"
 )
@@ -34,7 +36,8 @@ def named_files(root: Path, build_file: Path) -> Iterator[str]:
     for match in _FILE.finditer(text):
         base = root if match["root"] else build_file.parent
         path = (base / match["path"]).resolve()
-        if path.is_relative_to(root):
+        listed = re.search(_LISTED[build_file.name], path.name)
+        if listed and path.is_relative_to(root):
             yield path.relative_to(root).as_posix()
 
 
@@ -48,7 +51,7 @@ def check(root: Path) -> list[str]:
         if path.suffix in SUFFIXES
     }
     faults = []
-    for build_name in ("CMakeLists.txt", "BUILD"):
+    for build_name, listed in _LISTED.items():
         named: set[str] = set()
         for build_file in build_files(root, build_name):
             shown = build_file.relative_to(root).as_posix()
@@ -58,9 +61,7 @@ def check(root: Path) -> list[str]:
                 named.add(path)
                 if not (root / path).is_file():
                     faults.append(f"{shown}: names {path}, which does not exist")
-        wanted = sources
-        if build_name == "CMakeLists.txt":
-            wanted = {path for path in sources if not path.endswith((".h", ".cuh"))}
+        wanted = {path for path in sources if re.search(listed, path)}
         faults += [f"{path}: in no {build_name}" for path in sorted(wanted - named)]
     return faults
 

@@ -59,12 +59,22 @@ def apt_install(*packages: str) -> bool:
     return _apt_update() and _apt("install", "-y", "-qq", "--no-install-recommends", *packages)
 
 
-def build_requirements() -> list[str]:
-    """The build requirements that pyproject.toml names."""
+def requirements(extras: str) -> list[str]:
+    """What pyproject.toml asks for, to run with `extras` and to build.
+
+    The build's jaxlib is left out: it is then the one that the package runs with.
+    """
     import tomllib  # not before check_python: new in 3.11
 
     with (ROOT / "pyproject.toml").open("rb") as file:
-        return tomllib.load(file)["build-system"]["requires"]
+        settings = tomllib.load(file)
+    project = settings["project"]
+    wanted = [name for name in settings["build-system"]["requires"] if "jaxlib" not in name]
+    wanted += project["dependencies"]
+    for extra in extras.split(","):
+        wanted += project["optional-dependencies"][extra]
+    # pip brings CMake and Ninja only to isolated builds.
+    return [*wanted, "cmake", "ninja"]
 
 
 def _fingerprint(extras: str, editable: bool) -> str:
@@ -104,8 +114,8 @@ def prepare(name: str, extras: str, editable: bool = False) -> Path:
         return bin_folder
     pip = [bin_folder / "python", "-m", "pip", "install", "--quiet"]
     if editable:
-        run([*pip, *build_requirements()])
-        run([*pip, "--no-build-isolation", "-e", f".[{extras}]"], cwd=ROOT)
+        run([*pip, *requirements(extras)])
+        run([*pip, "--no-build-isolation", "--no-deps", "-e", "."], cwd=ROOT)
     else:
         run([*pip, f".[{extras}]"], cwd=ROOT)
     stamp.write_text(fingerprint)
