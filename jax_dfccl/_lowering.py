@@ -98,7 +98,9 @@ def register() -> None:
 def _register_site(site: _passes.Site) -> None:
     from jax_dfccl import _core
 
-    _core.register_site(**dataclasses.asdict(site))
+    # The attribute that the handlers see is signed.
+    program = site.program - (1 << 64) if site.program >> 63 else site.program
+    _core.register_site(**{**dataclasses.asdict(site), "program": program})
 
 
 def _begin_executable() -> None:
@@ -187,27 +189,3 @@ mlir.register_lowering(all_reduce_p, _lower, platform=PLATFORM, cacheable=False)
 
 # At import: a module's lowering has begun by the time the first rule runs.
 _passes.install(lambda index: call_info(index).source, _register_site, _begin_executable)
-
-
-def _register_site(site: _passes.Site) -> None:
-    from jax_dfccl import _core
-
-    signed = site.program - (1 << 64) if site.program >> 63 else site.program
-    _core.register_site(
-        program=signed,
-        site=site.site,
-        operation=site.operation,
-        name=site.name,
-        source=site.source,
-        program_name=site.program_name,
-        after=site.after,
-    )
-
-
-def _begin_executable() -> None:
-    from jax_dfccl import _core
-
-    _core.begin_executable()
-
-
-_passes.install(lambda call: call_info(call).source, _register_site, _begin_executable)
