@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 parser = argparse.ArgumentParser()
@@ -49,6 +50,13 @@ def check(what: str, got: Any, right: Any) -> None:
         different = np.argwhere(got != right)[:4].tolist() if got.shape == right.shape else "shape"
         print(f"WRONG {what}: got {got.ravel()[:8]} right {right.ravel()[:8]} at {different}")
         os._exit(1)
+
+
+def in_threads(jobs: list[tuple[Any, ...]]) -> None:
+    """Runs (function, *arguments) jobs in threads; an exception in any of them is a failure."""
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        for future in [pool.submit(*job) for job in jobs]:
+            future.result()
 
 
 def main(cases: dict[str, Callable[[], None]]) -> None:

@@ -10,7 +10,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import N, check, main, mesh, ranked, spmd
+from common import N, check, in_threads, main, mesh, ranked, spmd
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -48,26 +48,15 @@ def threads() -> None:
         "sum": (spmd(lambda x: all_reduce(x, "i")), lambda x: x.sum(0)),
         "max": (spmd(lambda x: all_reduce(x, "i", op="max")), lambda x: x.max(0)),
     }
-    failures = []
 
     def work(name, seed):
         program, reference = programs[name]
         x = ranked(1024, np.float64, seed)
         results = [program(x.ravel()) for _ in range(300)]
-        right = np.tile(reference(x), N)
         for result in results:
-            if not np.array_equal(np.asarray(result), right):
-                failures.append((name, seed))
+            check(f"threads {name}", result, np.tile(reference(x), N))
 
-    workers = [
-        threading.Thread(target=work, args=(name, seed))
-        for seed, name in enumerate(["sum", "max", "sum", "max"])
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    check("threads", len(failures), 0)
+    in_threads([(work, name, seed) for seed, name in enumerate(["sum", "max", "sum", "max"])])
 
 
 def _works_again() -> None:
@@ -174,13 +163,13 @@ def report_while_stuck() -> None:
             x,
         )
 
-    caught = []
+    def stuck():
+        _error(lambda: spmd(f)(ranked(4, np.float64).ravel()))
 
-    def work():
-        caught.append(_error(lambda: spmd(f)(ranked(4, np.float64).ravel())))
+    in_threads([(stuck,), (_look_at_stuck,)])
 
-    worker = threading.Thread(target=work)
-    worker.start()
+
+def _look_at_stuck() -> None:
     deadline = time.perf_counter() + 5
     entries = []
     while not entries and time.perf_counter() < deadline:
@@ -191,8 +180,6 @@ def report_while_stuck() -> None:
     check("absent", sorted(entries[0]["absent"]), list(range(1, N)))
     check("line", "one_process.py" in entries[0]["source"], True)
     check("text", "stuck" in str(jax_dfccl.report()), True)
-    worker.join()
-    check("raised", len(caught), 1)
 
 
 def donated_training() -> None:
@@ -205,28 +192,24 @@ def donated_training() -> None:
     train = spmd(step, donate_argnums=0)
     evaluate = spmd(lambda w, x: all_reduce(w, "i", op="max") + 0 * x)
     x = ranked(512, np.float64, 3) * 2
-    stop = threading.Event()
-    failures = []
     fixed = ranked(512, np.float64, 4)
+    stop = threading.Event()
 
     def evaluation():
         right = np.tile(fixed.max(0), N)
         while not stop.is_set():
-            if not np.array_equal(np.asarray(evaluate(fixed.ravel(), fixed.ravel())), right):
-                failures.append("evaluation")
+            check("evaluation", evaluate(fixed.ravel(), fixed.ravel()), right)
 
-    thread = threading.Thread(target=evaluation)
-    thread.start()
-    xs = jax.device_put(x.ravel(), sharding)
-    w = jax.device_put(np.zeros(N * 512), sharding)
-    for _ in range(400):
-        w = train(w, xs)
-    got = np.asarray(w).reshape(N, 512)
-    stop.set()
-    thread.join()
-    rank = np.arange(N)[:, None]
-    check("training", got, 400 * (x.sum(0)[None] * 0.5 - rank))
-    check("evaluation", failures, [])
+    def training():
+        xs = jax.device_put(x.ravel(), sharding)
+        w = jax.device_put(np.zeros(N * 512), sharding)
+        for _ in range(400):
+            w = train(w, xs)
+        got = np.asarray(w).reshape(N, 512)
+        stop.set()
+        check("training", got, 400 * (x.sum(0)[None] * 0.5 - np.arange(N)[:, None]))
+
+    in_threads([(evaluation,), (training,)])
 
 
 if __name__ == "__main__":
