@@ -3,11 +3,12 @@
 // of a chain of dependent operations, driven by callbacks as XLA's thunks are.
 // Usage: latency [members]
 #include <algorithm>
-#include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
 #include <vector>
 
 #include "core/runtime.h"
@@ -54,11 +55,25 @@ class Chain {
   void Run() {
     for (Member& member : members_) member.Go();
   }
+  void End() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++ended_;
+    condition_.notify_all();
+  }
+  void Wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    condition_.wait(lock, [this] { return ended_ == static_cast<int>(members_.size()); });
+  }
+
   const dfccl::Group* group;
   const int64_t steps;
   const uint64_t run;
+
+ private:
   std::vector<Member> members_;
-  std::atomic<int> ended{0};
+  std::mutex mutex_;
+  std::condition_variable condition_;
+  int ended_ = 0;
 };
 
 void Member::Initialize(Chain* chain, int index, int64_t count) {
@@ -89,7 +104,7 @@ void Member::Go() {
     }
     End();
   }
-  chain_->ended.fetch_add(1);
+  chain_->End();
 }
 
 void Member::End() {
@@ -106,8 +121,7 @@ double Measure(int members, int64_t count, int64_t steps, uint64_t run) {
   Chain chain(members, count, steps, run);
   const auto begin = std::chrono::steady_clock::now();
   chain.Run();
-  while (chain.ended.load() < members) {
-  }
+  chain.Wait();
   const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - begin;
   return took.count() / static_cast<double>(steps);
 }

@@ -17,7 +17,7 @@ constexpr uint64_t kMostCompletions = 1 << 13;
 // What this thread is doing in the runtime.
 struct ThreadState {
   bool driving = false;        // runs daemons, so it will look at the run queue again
-  bool draining = false;       // is inside a callback or between two
+  bool in_callback = false;    // and will look for more callbacks after it
   bool long_callback = false;  // is inside one of a call site with long ones
   int64_t nested_ns = 0;       // time in the runtime within the callback
 };
@@ -30,8 +30,8 @@ Crew::Crew(int workers, void (*attend)(void*), void* attend_argument)
       attend_(attend),
       attend_argument_(attend_argument),
       run_queue_(kMostDaemons),
-      completions_(kMostCompletions),
-      handed_(kMostCompletions) {}
+      short_(kMostCompletions),
+      long_(kMostCompletions) {}
 
 void Crew::Enqueue(Daemon* daemon) {
   // Never full for long: a daemon is in the queue at most once.
@@ -47,10 +47,10 @@ bool Crew::TryPost(Operation* operation) {
   const Completion completion = {operation->callback, operation->argument, operation->site_hash};
   // A long callback around us would keep a short one waiting, too.
   if (!thread_state.long_callback && !IsLong(completion.site) &&
-      completions_.TryPush(completion)) {
+      short_.TryPush(completion)) {
     return true;
   }
-  if (!handed_.TryPush(completion)) return false;
+  if (!long_.TryPush(completion)) return false;
   Notify();
   return true;
 }
@@ -63,43 +63,45 @@ void Crew::BeginDrive() { thread_state.driving = true; }
 
 void Crew::Drive(Daemon* own, int64_t deadline_ns) {
   thread_state.driving = true;
-  // Pairs with the push before: see Lifecycle.
-  if (!own->lifecycle().TryClaim() || own->Run(deadline_ns)) RunQueue(deadline_ns);
+  bool in_time = !own->lifecycle().TryClaim() || own->Run(deadline_ns);
+  Daemon* daemon;
+  for (int turn = 1; in_time && run_queue_.TryPop(&daemon); ++turn) {
+    if (daemon->lifecycle().TryBeginRun()) in_time = daemon->Run(deadline_ns);
+    if (turn % 16 == 0) in_time = in_time && NowNs() < deadline_ns;
+  }
   thread_state.driving = false;
   if (run_queue_.ApproxSize() > 0) Notify();
-  if (thread_state.draining) {
-    if (completions_.ApproxSize() > 0) attend_(attend_argument_);
-  } else {
-    Drain();
-  }
-}
-
-void Crew::RunQueue(int64_t deadline_ns) {
-  Daemon* daemon;
-  for (int turn = 1; run_queue_.TryPop(&daemon); ++turn) {
-    if (daemon->lifecycle().TryBeginRun() && !daemon->Run(deadline_ns)) return;
-    if (turn % 16 == 0 && NowNs() >= deadline_ns) return;
+  if (short_.ApproxSize() == 0) return;
+  if (thread_state.in_callback) {
+    // This thread comes to them when the callback around us returns.
+    attend_(attend_argument_);
+  } else if (drainers_.LoadSeqCst() == 0) {
+    Notify();
   }
 }
 
 void Crew::Drain() {
   Completion completion;
-  if (!completions_.TryPop(&completion)) return;
-  thread_state.draining = true;
-  int64_t now_ns = NowNs();
-  do {
-    Call(completion, &now_ns);
-  } while (completions_.TryPop(&completion));
-  thread_state.draining = false;
+  // Looks again after it has left `drainers_`: see Drive.
+  while (short_.TryPop(&completion)) {
+    drainers_.FetchAddSeqCst(1);
+    int64_t now_ns = NowNs();
+    do {
+      Call(completion, &now_ns);
+    } while (short_.TryPop(&completion));
+    drainers_.FetchSubSeqCst(1);
+  }
 }
 
 void Crew::Call(const Completion& completion, int64_t* now_ns) {
   calls_.FetchAddRelaxed(1);
-  if (completions_.ApproxSize() > 0) attend_(attend_argument_);
+  if (short_.ApproxSize() > 0) attend_(attend_argument_);
+  thread_state.in_callback = true;
   thread_state.nested_ns = 0;
   thread_state.long_callback = IsLong(completion.site);
   completion.callback(completion.argument);
   thread_state.long_callback = false;
+  thread_state.in_callback = false;
   const int64_t end_ns = NowNs();
   const bool took_long = end_ns - *now_ns - thread_state.nested_ns > kLongCallbackNs;
   Atomic<uint32_t>& streak = streak_[completion.site % kSites];
@@ -112,14 +114,17 @@ void Crew::Call(const Completion& completion, int64_t* now_ns) {
   *now_ns = end_ns;
 }
 
-bool Crew::InCallback() const { return thread_state.draining; }
+bool Crew::InCallback() const { return thread_state.in_callback; }
 
 void Crew::NestedTime(int64_t ns) { thread_state.nested_ns += ns; }
 
 bool Crew::TryTake(Work* work) {
-  if (handed_.TryPop(&work->completion)) return true;
-  if (relief_.LoadRelaxed() != 0) {
-    if (completions_.TryPop(&work->completion)) return true;
+  if (long_.TryPop(&work->completion)) return true;
+  if (drainers_.LoadSeqCst() == 0 || relief_.LoadRelaxed() != 0) {
+    if (short_.TryPop(&work->completion)) {
+      work->drain = true;
+      return true;
+    }
     if (stop_.LoadRelaxed() == 0) relief_.StoreRelaxed(0);
   }
   if (runners_.FetchAddSeqCst(1) < workers_) {
@@ -130,24 +135,22 @@ bool Crew::TryTake(Work* work) {
 }
 
 void Crew::Perform(const Work& work) {
+  if (work.drain) drainers_.FetchAddSeqCst(1);
   // The producer of what is left may have notified in vain (bounded_queue.h).
-  if (run_queue_.ApproxSize() > 0 || handed_.ApproxSize() > 0) Notify();
+  if (run_queue_.ApproxSize() > 0 || long_.ApproxSize() > 0) Notify();
   if (work.daemon != nullptr) {
     runs_.FetchAddRelaxed(1);
     thread_state.driving = true;
-    const int64_t deadline_ns = NowNs() + kQuantumNs;
-    if (work.daemon->lifecycle().TryBeginRun()) work.daemon->Run(deadline_ns);
-    RunQueue(deadline_ns);
+    if (work.daemon->lifecycle().TryBeginRun()) work.daemon->Run(NowNs() + kQuantumNs);
     thread_state.driving = false;
     runners_.FetchSubSeqCst(1);
     // The limit on runners may have turned another thread away.
-    if (run_queue_.ApproxSize() > 0) Notify();
+    if (run_queue_.ApproxSize() > 1) Notify();
   } else {
-    thread_state.draining = true;
     int64_t now_ns = NowNs();
     Call(work.completion, &now_ns);
-    thread_state.draining = false;
   }
+  if (work.drain) drainers_.FetchSubSeqCst(1);
   Drain();
 }
 
@@ -206,7 +209,7 @@ bool Crew::Spawn() {
 bool Crew::Relieve() {
   const uint64_t calls = calls_.LoadRelaxed();
   const uint64_t runs = runs_.LoadRelaxed();
-  const uint64_t queued = completions_.ApproxSize() + handed_.ApproxSize();
+  const uint64_t queued = Queued();
   if (queued > 0 && calls == last_calls_) {
     relief_.StoreSeqCst(1);
     const int64_t idle = idle_.LoadSeqCst();

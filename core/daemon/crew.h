@@ -7,12 +7,14 @@
 // parks them when there is nothing to do.
 //
 // A callback is foreign code that may take any time or even wait for another
-// callback, so it never runs under a daemon. Short ones are called by the
-// thread that finished the operation, when it has left the daemon, one after
-// the other and never nested (a trampoline: no context switch, bounded depth).
-// Call sites whose callbacks were seen to be long hand them to crew threads,
-// which may then be more than `workers`. When callbacks wait behind one that
-// does not return, the monitor calls Relieve, and crew threads take them over.
+// callback or for the program that made a submission. So it runs neither under
+// a daemon nor inside a submission, only on a crew thread with nothing below
+// it. Short callbacks are called by one thread, one after the other (a
+// trampoline); what they submit is run right there, so a chain of dependent
+// collectives stays on that thread without context switches. Call sites whose
+// callbacks were seen to be long get a thread each, also beyond `workers`. When
+// callbacks wait behind one that does not return, the monitor calls Relieve,
+// and more threads take them over.
 #ifndef DFCCL_CORE_DAEMON_CREW_H_
 #define DFCCL_CORE_DAEMON_CREW_H_
 
@@ -55,8 +57,8 @@ class Crew {
   void BeginDrive();
 
   // Runs `own` if nobody else does, then whatever daemons it made runnable,
-  // until nothing is runnable or `deadline_ns` has passed. Then calls the short
-  // callbacks, unless this thread is inside one. Holds no daemon on return.
+  // until nothing is runnable or `deadline_ns` has passed. Calls no callbacks,
+  // and holds no daemon on return.
   void Drive(Daemon* own, int64_t deadline_ns);
 
   // On a thread inside a callback, time spent in the runtime is not the
@@ -85,6 +87,7 @@ class Crew {
   struct Work {
     Daemon* daemon = nullptr;
     Completion completion = {};
+    bool drain = false;  // a short callback: go on with the others
   };
   struct ThreadEntry {
     std::thread thread;
@@ -103,25 +106,26 @@ class Crew {
   void Main(ThreadEntry* entry);
   void Notify();
   bool Spawn();
-  void RunQueue(int64_t deadline_ns);
   void Drain();
   void Call(const Completion& completion, int64_t* now_ns);
   bool IsLong(uint32_t site) const;
+  uint64_t Queued() const { return short_.ApproxSize() + long_.ApproxSize(); }
 
   const int workers_;
   void (*const attend_)(void*);
   void* const attend_argument_;
 
   BoundedQueue<Daemon*> run_queue_;
-  BoundedQueue<Completion> completions_;  // for whoever finished the operation
-  BoundedQueue<Completion> handed_;       // for crew threads
+  BoundedQueue<Completion> short_;  // callbacks for one thread after the other
+  BoundedQueue<Completion> long_;   // callbacks for a thread each
   ParkingLot<CondvarSleeper> lot_;
 
   Atomic<int32_t> runners_;    // crew threads that run a daemon
+  Atomic<int32_t> drainers_;   // crew threads that call short callbacks
   Atomic<int32_t> searching_;  // crew threads that look for work before they park
   Atomic<int32_t> idle_;       // crew threads that are parked
   Atomic<int32_t> threads_;
-  Atomic<uint32_t> relief_;    // crew threads take from completions_, too
+  Atomic<uint32_t> relief_;    // any number of threads may call short callbacks
   Atomic<uint32_t> stop_;
   Atomic<uint64_t> calls_;     // callbacks begun
   Atomic<uint64_t> runs_;      // daemons taken by crew threads
