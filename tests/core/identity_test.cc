@@ -171,6 +171,23 @@ TEST(IdentityTest, AnotherProcessGivesTheSameNames) {
   for (const CollectiveId& id : ids) EXPECT_TRUE(Insert(&distinct, id));
 }
 
+TEST(IdentityTest, ExecutablesThatRepeatRunIdsAreDifferentLaunches) {
+  BeginExecutable();
+  const CallSitePtr first = NewSite(14, 0);
+  BeginExecutable();
+  const CallSitePtr second = NewSite(14, 0);
+  for (uint64_t launch = 0; launch < 6; launch += 2) {
+    const int64_t run_id = static_cast<int64_t>(launch);
+    const IdentifiedCall a = first->Next(0, run_id, Pair(), 0);
+    const IdentifiedCall b = second->Next(0, run_id, Pair(), 0);
+    EXPECT_EQ(a.launch, launch);
+    EXPECT_EQ(b.launch, launch + 1);
+    EXPECT_NE(a.id, b.id);
+    EXPECT_EQ(b.id, second->Next(1, run_id, Pair(), 0).id);
+    EXPECT_EQ(a.id, first->Next(1, run_id, Pair(), 0).id);
+  }
+}
+
 TEST(IdentityTest, CountsOutliveTheExecutable) {
   BeginExecutable();
   CallSitePtr site = NewSite(7, 0);
