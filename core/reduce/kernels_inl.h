@@ -117,12 +117,13 @@ struct FloatMax : Operator<T> {
   }
 };
 
-// Keeps the compiler from fusing a product with a later addition, which changes
-// bits. (Compilers match fused complex patterns even with contraction off.)
+// Keeps GCC from fusing a product with a later addition, which changes bits: it
+// matches fused complex patterns even with contraction off.
 template <typename V>
-DFCCL_INLINE void KeepRounded(V& value) {
-#if defined(__x86_64__)
-  __asm__("" : "+x"(value));
+DFCCL_INLINE void KeepRounded([[maybe_unused]] V& value) {
+#if defined(__clang__)
+#elif defined(__x86_64__)
+  __asm__("" : "+v"(value));
 #elif defined(__aarch64__)
   __asm__("" : "+w"(value));
 #else

@@ -58,7 +58,7 @@ Roofline::Roofline(int members, int64_t bytes, int threads)
 
 int64_t Roofline::ShareStart(int thread) const {
   const int64_t lines = (count_ + kLine - 1) / kLine;
-  return std::min(count_, lines * thread / threads_ * kLine);
+  return std::min(count_, (lines * thread + threads_ - 1) / threads_ * kLine);
 }
 
 double Roofline::Seconds(int repetitions, bool streaming) {
