@@ -66,7 +66,9 @@ def all_reduce(
     **Differentiation.** As `jax.lax.psum` where that is defined. Members that are tied for a
     minimum or maximum share its derivative equally. A product's derivative is exact beside zeros
     too and can be taken again; it gathers the members' operands. The calls that differentiation
-    adds to a named call get names derived from its name.
+    adds to a named call get names derived from its name. Sums that JAX itself adds stay
+    `lax.psum`, whose order matters: for casts to varying under `check_vma`, and for arguments of
+    the shard_map that are not split.
 
     Args:
         x: an array, a scalar, or a pytree of them, of any shape (also empty), the same on all
