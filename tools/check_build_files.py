@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the two builds in step with the tree.
 
-Every C++ file of core/, xla_ffi/ and tests/core/ must be named in a CMakeLists.txt and in a BUILD
+Every C++ file of core/, xla_ffi/ and their tests must be named in a CMakeLists.txt and in a BUILD
 file (headers in a BUILD file only), every file named there must exist, and neither may glob.
 Standard library only.
 """
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-FOLDERS = ("core", "xla_ffi", "tests/core")
+FOLDERS = ("core", "xla_ffi", "tests/core", "tests/xla_ffi")
 SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
 
 # The files that each kind of build file lists; CMake finds headers by include path.
