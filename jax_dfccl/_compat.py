@@ -5,19 +5,24 @@ Each has the versions it was seen in; nothing else in the package may import `ja
 `jaxlib`. Seen in 0.10.2 and 0.12.0.1 unless a line says otherwise.
 """
 
+import dataclasses
 import functools
+import os
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax._src import compiler, source_info_util
+from jax._src import compiler, source_info_util, xla_bridge
 from jax._src.core import NamedAxisEffect as NamedAxisEffect
 from jax._src.dispatch import apply_primitive as apply_primitive
 from jax._src.interpreters import mlir
 from jaxlib.mlir import ir as ir
 from jaxlib.mlir.dialects import sdy, stablehlo
+
+from jax_dfccl import _config
 
 
 def hide_from_source_lines(file: str) -> None:
@@ -110,6 +115,54 @@ def _hookable(module: Any, name: str) -> Any:
             "jax 0.10.2 and 0.12.0.1 are known to work"
         )
     return function
+
+
+def widen_launch_pool() -> None:
+    """Makes the CPU client that JAX has yet to create launch programs from more threads.
+
+    XLA:CPU runs the devices of a program on a pool of as many threads as there are devices, and
+    each stays blocked until its device's part is finished. From 32 unfinished programs per device
+    on, a thread that launches a further program blocks pool threads too (one per device). A running
+    program then finds no thread for one of its devices, and everything stops: with several
+    launching threads soon, whatever the collectives do. So the pool gets room for the launches of
+    eight threads (fewer from 64 devices on).
+    """
+    if xla_bridge.backends_are_initialized():
+        _warn_of_narrow_pool()
+        return
+    registration = xla_bridge._backend_factories.get("cpu")
+    if registration is None or hasattr(registration.factory, "_jax_dfccl"):
+        return
+    make_client = registration.factory
+
+    @functools.wraps(make_client)
+    def make_wider_client(*args: Any, **kwargs: Any) -> Any:
+        configured = xla_bridge.num_cpu_devices.value
+        devices = configured if configured > 0 else _config.forced_cpu_devices()
+        if devices == 1:  # launched on the calling thread
+            return make_client(*args, **kwargs)
+        threads = max(os.cpu_count() or 1, devices + min(8 * devices, 256))
+        with _config.xla_pool_threads(threads):
+            return make_client(*args, **kwargs)
+
+    make_wider_client._jax_dfccl = True  # type: ignore[attr-defined]
+    xla_bridge._backend_factories["cpu"] = dataclasses.replace(
+        registration, factory=make_wider_client
+    )
+
+
+def _warn_of_narrow_pool() -> None:
+    client = xla_bridge.backends().get("cpu")
+    if client is None or client.local_device_count() == 1 or _config.xla_pool_is_chosen():
+        return
+    warnings.warn(
+        "jax_dfccl was imported after JAX had started its CPU backend, whose thread pool may be "
+        "too small: with more than 32 unfinished programs XLA can get stuck. Import jax_dfccl "
+        "before the first use of jax.devices() or of an array, or set PJRT_NPROC to several times "
+        "the number of devices",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def _manual_axes(manual_computation: Any) -> set[str]:

@@ -1,12 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the process, read once from the environment. The only reader of os.environ."""
+"""Settings of the process, read once from the environment. The only user of os.environ."""
 
+import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 
 ALGORITHMS = ("direct_one_shot", "direct_two_shot", "ring", "recursive_doubling")
+
+# XLA:CPU sizes its thread pools by the first of these that is set, else by cores and devices.
+_POOL_VARIABLES = ("PJRT_NPROC", "NPROC")
+
+
+def forced_cpu_devices() -> int:
+    """How many CPU devices XLA_FLAGS asks for; 1 if it does not say."""
+    counts = re.findall(
+        r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")
+    )
+    return int(counts[-1]) if counts else 1
+
+
+def xla_pool_is_chosen() -> bool:
+    """Whether the user has set the size of XLA:CPU's thread pools."""
+    return any(variable in os.environ for variable in _POOL_VARIABLES)
+
+
+@contextlib.contextmanager
+def xla_pool_threads(threads: int) -> Iterator[None]:
+    """Lets a CPU client that is made inside have so many threads, unless the user has chosen."""
+    if xla_pool_is_chosen():
+        yield
+        return
+    os.environ[_POOL_VARIABLES[0]] = str(threads)
+    try:
+        yield
+    finally:
+        del os.environ[_POOL_VARIABLES[0]]
 
 
 @dataclasses.dataclass(frozen=True)

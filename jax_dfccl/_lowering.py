@@ -189,3 +189,4 @@ mlir.register_lowering(all_reduce_p, _lower, platform=PLATFORM, cacheable=False)
 
 # At import: a module's lowering has begun by the time the first rule runs.
 _passes.install(lambda index: call_info(index).source, _register_site, _begin_executable)
+_compat.widen_launch_pool()

@@ -27,6 +27,8 @@ import numpy as np  # noqa: E402
 from jax.sharding import Mesh  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
+import jax_dfccl  # noqa: E402, F401  (before the backend starts)
+
 jax.config.update("jax_enable_x64", True)
 mesh = Mesh(np.array(jax.devices()), ("i",))
 
