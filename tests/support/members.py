@@ -100,7 +100,7 @@ def fold(parts: Sequence[np.ndarray], op: str) -> np.ndarray:
         for part in parts[1:]:
             total = combine[op](total, part.astype(wide))
         if op == "mean" and is_complex(wide):  # NumPy would divide by a complex number
-            total = (total.view(total.real.dtype) / len(parts)).view(wide)
+            total = (total.view(f"f{wide.itemsize // 2}") / len(parts)).view(wide)
         elif op == "mean":
             total = total / wide.type(len(parts))
         return wrap(total, dtype)
