@@ -411,18 +411,19 @@ FlightReport RuntimeImpl::Report() {
 bool RuntimeImpl::Stop() {
   const int64_t deadline_ns = NowNs() + kShutdownNs;
   stopped_.StoreRelease(1);
+  monitor_->Stop();  // from here on, this thread does its work
   crew_.TakeOverCallbacks();
   const Status status(StatusCode::kAborted, "the runtime was shut down before this call finished");
   while (Sum(&Daemon::submitted) != Sum(&Daemon::finished) && NowNs() < deadline_ns) {
     for (const RecordView& view : table_.View([](Record&) { return true; })) {
       table_.Fail(view.id, view.group, status);
     }
+    crew_.Relieve();
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
   while (crew_.Relieve() && NowNs() < deadline_ns) {
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
-  monitor_->Stop();
   return crew_.Stop(deadline_ns);
 }
 

@@ -134,11 +134,11 @@ TEST_F(RuntimeTest, LongCallbacksRunInParallel) {
   std::atomic<int> most{0}, now{0};
   for (int round = 0; round < 6; ++round) {
     const Instance instance = Make(Devices(kMembers), 10);
-    Latch done(kMembers - 1);
+    Latch done(kMembers);
     std::vector<std::unique_ptr<Hooked>> parts;
     for (int i = 0; i < kMembers; ++i) {
       parts.push_back(std::make_unique<Hooked>(instance, i, [&, i] {
-        if (i == kMembers - 1) return;  // the submitting thread's own
+        if (i == kMembers - 1) return done.Down();  // perhaps on the submitting thread
         const int running = ++now;
         int before = most;
         while (running > before && !most.compare_exchange_weak(before, running)) {
@@ -213,22 +213,22 @@ TEST_F(RuntimeTest, MoreCompletionsThanTheQueueHolds) {
 TEST_F(RuntimeTest, ShutdownLeavesStuckCallbacksBehind) {
   const Instance instance = Make({0, 1}, 10);
   static Latch* release = new Latch(1);
-  static std::atomic<bool> returned{false};
+  static Latch* returned = new Latch(1);
   static Hooked* stuck = nullptr;
   stuck = new Hooked(instance, 0, [] {
     release->Wait();
-    returned = true;
+    returned->Down();
   });
   stuck->Go();
   Part other(instance, 1);
-  std::thread submitter([&] { other.Submit(); });  // gets stuck in the callback
+  other.Submit();
+  ASSERT_TRUE(other.Finished());
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   const auto begin = std::chrono::steady_clock::now();
   Runtime::Shutdown();
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
   release->Down();
-  submitter.join();
-  EXPECT_TRUE(returned);
+  EXPECT_TRUE(returned->Wait());
 }
 
 }  // namespace
