@@ -123,6 +123,8 @@ class Site final : public CallSite {
   }
   ~Site() override { program_->RemoveSite(); }
 
+  uint64_t Launch(int64_t run_id) override { return program_->LaunchOrdinal({epoch_, run_id}); }
+
   IdentifiedCall Next(int64_t device, int64_t run_id, const Group* group, int64_t key) override {
     IdentifiedCall call;
     Lane& lane = lanes_[static_cast<uint64_t>(device) % kLanes];

@@ -35,6 +35,8 @@ class CallSite {
   virtual ~CallSite() = default;
   // The identity of the execution that `device` begins now.
   virtual IdentifiedCall Next(int64_t device, int64_t run_id, const Group* group, int64_t key) = 0;
+  // The launch that `run_id` is; begins nothing.
+  virtual uint64_t Launch(int64_t run_id) = 0;
 };
 
 // Called by the handler's instantiate stage. An empty name: unnamed. `epoch`

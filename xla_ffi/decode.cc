@@ -174,9 +174,10 @@ Status Decode(Target target, const ffi::Dictionary& attributes, CallState* state
       !status.ok()) {
     return status;
   }
-  if (target != Target::kDone) {
-    state->call_site.reset(NewCallSite(state->program, state->site, state->name));
-  }
+  // A done is no instance; under a number of its own it doesn't count as a clone.
+  state->call_site.reset(target == Target::kDone
+                             ? NewCallSite(state->program, ~state->site, "")
+                             : NewCallSite(state->program, state->site, state->name));
   return Status();
 }
 

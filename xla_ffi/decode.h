@@ -60,10 +60,10 @@ struct CallState {
   uint64_t program = 0;
   int32_t site = -1;
   std::vector<Membership> memberships;                   // sorted by device
-  std::unique_ptr<CallSite, CallSiteDeleter> call_site;  // all but done
+  std::unique_ptr<CallSite, CallSiteDeleter> call_site;  // done's only knows launches
 };
 
-// Which target a state is for: done has no call site of its own.
+// Which target a state is for.
 enum class Target { kAllReduce, kStart, kDone };
 
 xla::ffi::ErrorOr<std::unique_ptr<CallState>> DecodeCall(Target target,

@@ -104,30 +104,54 @@ XLA_FFI_Error* Await(XLA_FFI_CallFrame* frame, const Awaited& awaited) {
   return nullptr;
 }
 
-// What the execute stages of a single call and of a start have in common.
-XLA_FFI_Error* Prepare(const XLA_FFI_CallFrame* frame, CallState** state, Submission* submission) {
+// Ends an execution that failed before it could wait for anything.
+XLA_FFI_Error* Fail(const XLA_FFI_CallFrame* frame, const Status& status) {
+  CallState* state;
   int64_t device, run_id;
-  if (XLA_FFI_Error* error = GetState(frame, state)) return error;
+  if (XLA_FFI_Error* error = GetState(frame, &state)) return error;
   if (XLA_FFI_Error* error = GetDeviceOrdinal(frame, &device)) return error;
   if (XLA_FFI_Error* error = GetRunId(frame, &run_id)) return error;
-  return ToFfiError(frame->api, DecodeSubmission(**state, *frame, device, run_id, submission));
+  AbandonLaunch(device, state->program, state->call_site->Launch(run_id), status);
+  return ToFfiError(frame->api, status);
+}
+
+XLA_FFI_Error* Fail(const XLA_FFI_CallFrame* frame, const char* message) {
+  return Fail(frame, Status(StatusCode::kInvalidArgument, message));
+}
+
+// What the execute stages of a single call and of a start have in common.
+XLA_FFI_Error* Prepare(const XLA_FFI_CallFrame* frame, Submission* submission) {
+  CallState* state;
+  int64_t device, run_id;
+  if (XLA_FFI_Error* error = GetState(frame, &state)) return error;
+  if (XLA_FFI_Error* error = GetDeviceOrdinal(frame, &device)) return error;
+  if (XLA_FFI_Error* error = GetRunId(frame, &run_id)) return error;
+  const Status status = DecodeSubmission(*state, *frame, device, run_id, submission);
+  return status.ok() ? nullptr : Fail(frame, status);
+}
+
+const XLA_FFI_Buffer& Operand(const XLA_FFI_CallFrame* frame, int64_t index) {
+  return *static_cast<const XLA_FFI_Buffer*>(frame->args.args[index]);
 }
 
 const XLA_FFI_Buffer& Result(const XLA_FFI_CallFrame* frame) {
   return *static_cast<const XLA_FFI_Buffer*>(frame->rets.rets[0]);
 }
 
+bool IsTicket(const XLA_FFI_Buffer& buffer) {
+  return buffer.dtype == XLA_FFI_DataType_U64 && buffer.rank == 1 && buffer.dims[0] == 1;
+}
+
 XLA_FFI_Error* ExecuteSingle(XLA_FFI_CallFrame* frame) {
-  CallState* state;
-  Submission submission;
-  if (XLA_FFI_Error* error = Prepare(frame, &state, &submission)) return error;
   BufferView result;
-  Status status = DecodeBuffer(Result(frame), &result);
-  if (status.ok() &&
-      (result.dtype != submission.signature.dtype || result.count != submission.signature.count)) {
-    status = Status(StatusCode::kInvalidArgument, "result and operand differ in type or size");
+  if (Status status = DecodeBuffer(Result(frame), &result); !status.ok()) {
+    return Fail(frame, status);
   }
-  if (!status.ok()) return ToFfiError(frame->api, status);
+  Submission submission;
+  if (XLA_FFI_Error* error = Prepare(frame, &submission)) return error;
+  if (result.dtype != submission.signature.dtype || result.count != submission.signature.count) {
+    return Fail(frame, "result and operand differ in type or size");
+  }
   submission.result = result.data;
   Operation* operation = Runtime::Get().Submit(submission);
   return Await(frame, {operation, /*collect_to=*/nullptr, submission.device, submission.program,
@@ -135,14 +159,9 @@ XLA_FFI_Error* ExecuteSingle(XLA_FFI_CallFrame* frame) {
 }
 
 XLA_FFI_Error* ExecuteStart(XLA_FFI_CallFrame* frame) {
-  CallState* state;
+  if (!IsTicket(Result(frame))) return Fail(frame, "the ticket must be a uint64[1]");
   Submission submission;
-  if (XLA_FFI_Error* error = Prepare(frame, &state, &submission)) return error;
-  const XLA_FFI_Buffer& result = Result(frame);
-  if (result.dtype != XLA_FFI_DataType_U64 || result.rank != 1 || result.dims[0] != 1) {
-    return ToFfiError(frame->api,
-                      Status(StatusCode::kInvalidArgument, "the ticket must be a uint64[1]"));
-  }
+  if (XLA_FFI_Error* error = Prepare(frame, &submission)) return error;
   StartedOperation started;
   started.operation = Runtime::Get().Submit(submission);
   started.device = submission.device;
@@ -152,42 +171,40 @@ XLA_FFI_Error* ExecuteStart(XLA_FFI_CallFrame* frame) {
   started.staged = submission.stage_source;
   started.bytes = submission.signature.count * DTypeSize(submission.signature.dtype);
   const uint64_t ticket = Tickets().Put(started);
-  std::memcpy(result.data, &ticket, sizeof(ticket));
+  std::memcpy(Result(frame).data, &ticket, sizeof(ticket));
   return nullptr;
 }
 
-XLA_FFI_Error* ExecuteDone(XLA_FFI_CallFrame* frame) {
-  const XLA_FFI_Api* api = frame->api;
-  if (frame->args.size < 2) {
-    return ToFfiError(api, Status(StatusCode::kInvalidArgument, "done needs ticket and source"));
-  }
-  const auto& ticket_buffer = *static_cast<const XLA_FFI_Buffer*>(frame->args.args[0]);
-  if (ticket_buffer.dtype != XLA_FFI_DataType_U64) {
-    return ToFfiError(api, Status(StatusCode::kInvalidArgument, "the ticket must be a uint64[1]"));
-  }
-  uint64_t ticket;
-  std::memcpy(&ticket, ticket_buffer.data, sizeof(ticket));
-  StartedOperation started;
-  if (!Tickets().Take(ticket, &started)) return ToFfiError(api, Tickets().WhyGone(ticket));
-
+// Whether done's operands are what start had.
+Status CheckDone(const XLA_FFI_CallFrame* frame, const StartedOperation& started) {
   BufferView source, result;
-  Status status = DecodeBuffer(*static_cast<const XLA_FFI_Buffer*>(frame->args.args[1]), &source);
-  if (status.ok()) status = DecodeBuffer(Result(frame), &result);
-  if (status.ok() && (source.bytes() != started.bytes || result.bytes() != started.bytes)) {
-    status = Status(StatusCode::kInvalidArgument, "start and done differ in size");
+  if (Status status = DecodeBuffer(Operand(frame, 1), &source); !status.ok()) return status;
+  if (Status status = DecodeBuffer(Result(frame), &result); !status.ok()) return status;
+  if (source.bytes() != started.bytes || result.bytes() != started.bytes) {
+    return Status(StatusCode::kInvalidArgument, "start and done differ in size");
   }
-  if (status.ok() && !started.staged && started.bytes != 0 && source.data != started.source) {
-    status = Status(StatusCode::kInternal,
-                    "the operand of a collective moved between start and done: XLA copied a "
-                    "buffer that was to be read in place");
+  if (!started.staged && started.bytes != 0 && source.data != started.source) {
+    return Status(StatusCode::kInternal,
+                  "the operand of a collective moved between start and done: XLA copied a buffer "
+                  "that was to be read in place");
   }
-  if (!status.ok()) {
-    AbandonLaunch(started.device, started.program, started.launch, status);
+  return Status();
+}
+
+XLA_FFI_Error* ExecuteDone(XLA_FFI_CallFrame* frame) {
+  if (frame->args.size < 2) return Fail(frame, "done needs ticket and source");
+  if (!IsTicket(Operand(frame, 0))) return Fail(frame, "the ticket must be a uint64[1]");
+  uint64_t ticket;
+  std::memcpy(&ticket, Operand(frame, 0).data, sizeof(ticket));
+  StartedOperation started;
+  if (!Tickets().Take(ticket, &started)) return Fail(frame, Tickets().WhyGone(ticket));
+  if (Status status = CheckDone(frame, started); !status.ok()) {
+    XLA_FFI_Error* error = Fail(frame, status);
     ReleaseEventually(started.operation);
-    return ToFfiError(api, status);
+    return error;
   }
-  return Await(frame,
-               {started.operation, result.data, started.device, started.program, started.launch});
+  return Await(frame, {started.operation, Result(frame).data, started.device, started.program,
+                       started.launch});
 }
 
 template <Target target>

@@ -16,7 +16,7 @@ std::vector<StartedOperation> TicketTable::Remove(Lane& lane, Predicate matches)
     Slot& slot = lane.slots[i];
     if (slot.generation % 2 == 0 || !matches(slot.started)) continue;
     removed.push_back(slot.started);
-    ++slot.generation;
+    slot.dropped = slot.generation++;
     lane.free.push_back(i);
   }
   return removed;
@@ -30,6 +30,7 @@ uint64_t TicketTable::Put(const StartedOperation& started) {
   {
     std::lock_guard<std::mutex> lock(lane.mutex);
     if (lane.free.empty() && lane.slots.size() >= lane.sweep_at) {
+      lane.last_drop = Status(StatusCode::kAborted, "its launch has ended long ago");
       lost = Remove(lane, [&](const StartedOperation& other) {
         return other.device == started.device && other.program == started.program &&
                other.launch + kLostAfterLaunches < started.launch;
@@ -80,8 +81,12 @@ void TicketTable::Drop(int64_t device, uint64_t program, uint64_t launch, const 
 
 Status TicketTable::WhyGone(uint64_t ticket) {
   Lane& lane = lanes_[ticket % lanes_.size()];
+  const uint32_t index = static_cast<uint32_t>(ticket) >> kLaneBits;
+  const uint32_t generation = static_cast<uint32_t>(ticket >> 32);
   std::lock_guard<std::mutex> lock(lane.mutex);
-  if (!lane.last_drop.ok()) return lane.last_drop;
+  if (index < lane.slots.size() && generation % 2 == 1 && lane.slots[index].dropped == generation) {
+    return lane.last_drop;
+  }
   return Status(StatusCode::kInvalidArgument,
                 "done got ticket " + std::to_string(ticket) +
                     ", which no start gave or which another done has used");

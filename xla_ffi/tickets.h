@@ -53,6 +53,7 @@ class TicketTable {
   struct Slot {
     StartedOperation started;
     uint32_t generation = 0;  // odd: in use
+    uint32_t dropped = 0;     // last generation that was dropped
   };
   struct Lane {
     std::mutex mutex;

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The XLA handlers by themselves: custom calls made by hand, right and wrong ones."""
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from members import data, spmd
+
+from jax_dfccl import _core, _lowering
+
+N = 8
+X = np.arange(N * 3, dtype=np.float32).reshape(N, 3)
+SUM = np.broadcast_to(X.sum(0), X.shape)
+_sites = itertools.count(1000)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _registered():
+    _lowering.register()
+
+
+@pytest.fixture(autouse=True)
+def _wide_types():
+    with jax.enable_x64(True):
+        yield
+
+
+def attributes(**changed: Any) -> dict[str, Any]:
+    """The attributes of a call over all devices; each call is another site."""
+    values: dict[str, Any] = {
+        "op": "sum",
+        "groups": range(N),
+        "group_sizes": [N],
+        "devices": [device.id for device in jax.devices()],
+        "name": "",
+        "has_key": 0,
+        "priority": 0,
+        "timeout_us": 20_000_000,
+        "program": 4711,
+        "site": next(_sites),
+        **changed,
+    }
+    return {
+        name: value
+        if isinstance(value, str)
+        else np.array(value, np.int64)
+        if np.ndim(list(value) if isinstance(value, range) else value)
+        else np.int64(value)
+        for name, value in values.items()
+    }
+
+
+def single(x: Any, *operands: Any, **changed: Any) -> Any:
+    result = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return jax.ffi.ffi_call("dfccl_all_reduce", result)(x, *operands, **attributes(**changed))
+
+
+def start(x: Any, *operands: Any, stage: int = 0, **changed: Any) -> Any:
+    call = jax.ffi.ffi_call("dfccl_all_reduce_start", jax.ShapeDtypeStruct((1,), np.uint64))
+    return call(x, *operands, **attributes(stage=stage, **changed))
+
+
+def done(ticket: Any, x: Any, *tickets: Any, **changed: Any) -> Any:
+    call = jax.ffi.ffi_call("dfccl_all_reduce_done", jax.ShapeDtypeStruct(x.shape, x.dtype))
+    return call(ticket, x, *tickets, **attributes(**changed))
+
+
+def fails(match: str, f: Any, x: np.ndarray = X) -> None:
+    """`f` fails with a message that matches, leaves nothing open, and spoils nothing."""
+    with pytest.raises(jax.errors.JaxRuntimeError, match=match):
+        spmd(f)(x).block_until_ready()
+    assert _core.report()["open_tickets"] == 0
+    np.testing.assert_array_equal(spmd(single)(X), SUM)
+
+
+def test_single_and_pair_give_the_same():
+    np.testing.assert_array_equal(spmd(single)(X), SUM)
+    for stage in (0, 1):
+        pair = spmd(lambda x, stage=stage: done(start(x, stage=stage), x))
+        for seed in range(3):
+            x = data((N, 3), seed=seed)
+            np.testing.assert_array_equal(pair(x), spmd(single)(x))
+    assert _core.report()["open_tickets"] == 0
+
+
+def test_groups_are_positions_in_the_mesh():
+    groups = [6, 0, 3, 1, 2, 4, 5, 7]
+    got = spmd(lambda x: single(x, groups=groups, group_sizes=[3, 5]))(X)
+    for group in (groups[:3], groups[3:]):
+        for member in group:
+            np.testing.assert_array_equal(got[member], X[group].sum(0))
+
+
+def test_without_devices_the_position_is_an_operand():
+    def f(x):
+        position = jax.lax.axis_index("i").astype(np.uint32)
+        return single(x, position, devices=[], groups=range(N), group_sizes=[2, 2, 2, 2])
+
+    right = np.repeat(X.reshape(4, 2, 3).sum(1), 2, axis=0)
+    np.testing.assert_array_equal(spmd(f)(X), right)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64, np.uint64])
+def test_keys_of_four_and_eight_bytes(dtype):
+    big = np.iinfo(dtype).max
+    name = f"keys of {np.dtype(dtype).name}"
+
+    def f(x):
+        # The same key is on another instance's place in odd devices' order.
+        swap = jax.lax.axis_index("i") % 2
+        first, second = jnp.array([1, big], dtype)[swap], jnp.array([big, 1], dtype)[swap]
+        a, b = jnp.where(swap, 10 * x, x), jnp.where(swap, x, 10 * x)
+        tickets = start(a, first, name=name, has_key=1), start(b, second, name=name, has_key=1)
+        a = done(tickets[0], a, tickets[1], name=name)
+        b = done(tickets[1], b, tickets[0], name=name)
+        return jnp.where(swap, b, a)
+
+    for _ in range(10):
+        np.testing.assert_array_equal(spmd(f)(X), SUM)
+
+
+def test_negative_keys_of_both_widths_are_the_same_key():
+    def f(x):
+        return jax.lax.cond(
+            jax.lax.axis_index("i") < 3,
+            lambda: single(x, np.int32(-5), name="negative", has_key=1),
+            lambda: single(x, np.int64(-5), name="negative", has_key=1),
+        )
+
+    np.testing.assert_array_equal(spmd(f)(X), SUM)
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"site": -1}, "without jax_dfccl's module pass"),
+        ({"op": "average"}, "unknown op 'average'"),
+        ({"groups": [0, 1, 8], "group_sizes": [3]}, "position 8"),
+        ({"group_sizes": [5]}, "group_sizes do not fit"),
+        ({"group_sizes": [5, 4]}, "group_sizes do not fit"),
+        ({"groups": [0, 1, 2, 1], "group_sizes": [4]}, "device 1 is in more than one place"),
+        ({"has_key": 1}, "key= needs name="),
+        ({"timeout_us": -1}, "timeout"),
+        ({"priority": 2**40}, "priority"),
+    ],
+)
+@pytest.mark.parametrize("call", [single, start])
+def test_wrong_attributes_are_refused_at_compilation(call, changed, match):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"jax_dfccl: .*{match}"):
+        spmd(lambda x: call(x, **changed)).lower(X).compile()
+
+
+def test_a_missing_attribute_is_named():
+    values = attributes()
+    del values["op"]
+    result = jax.ShapeDtypeStruct((1, 3), np.float32)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="jax_dfccl: attribute op"):
+        call = jax.ffi.ffi_call("dfccl_all_reduce", result)
+        spmd(lambda x: call(x, **values)).lower(X).compile()
+
+
+def test_a_device_in_no_group():
+    fails("in none of its groups", lambda x: single(x, groups=range(7), group_sizes=[7]))
+
+
+@pytest.mark.parametrize("op", ["xor", "and"])
+def test_an_operator_without_meaning(op):
+    fails(f"INVALID_ARGUMENT.*{op} of float32", lambda x: single(x, op=op))
+
+
+def test_a_key_that_is_no_integer():
+    fails("key must be", lambda x: single(x, np.float32(1), name="float key", has_key=1))
+
+
+def test_a_missing_key():
+    fails("expected 2 operands", lambda x: single(x, name="no key", has_key=1))
+
+
+def test_members_that_disagree():
+    def f(x):
+        return jax.lax.cond(
+            jax.lax.axis_index("i") == 2,
+            lambda: single(x.astype(np.float64), name="disagree").astype(x.dtype),
+            lambda: single(x, name="disagree"),
+        )
+
+    fails("INVALID_ARGUMENT: jax_dfccl: .*float64", f)
+
+
+def test_a_member_that_does_not_come():
+    def f(x):
+        return jax.lax.cond(
+            jax.lax.axis_index("i") == 2,
+            lambda: x,
+            lambda: single(x, name="absent", timeout_us=200_000),
+        )
+
+    fails("DEADLINE_EXCEEDED: jax_dfccl: ", f)
+
+
+def test_a_ticket_that_no_start_gave():
+    fails("ticket", lambda x: done(jnp.full((1,), 12345, np.uint64), x))
+
+
+def test_a_ticket_that_is_used_twice():
+    def f(x):
+        ticket = start(x)
+        y = done(ticket, x)
+        # The ticket's buffer outlives the first done.
+        return done(ticket, x, y)
+
+    fails("ticket", f)
+
+
+def test_an_operand_that_moved():
+    def f(x):
+        x = x * 2  # in a buffer of the program
+        ticket = start(x)
+        moved = jnp.sort(x + ticket[0].astype(x.dtype) * 0)
+        return done(ticket, moved, x)  # x is kept, so `moved` is elsewhere
+
+    fails("INTERNAL: jax_dfccl: .*moved", f)
+
+
+def test_a_staged_operand_may_move():
+    def f(x):
+        x = x * 2
+        ticket = start(x, stage=1)
+        moved = jnp.sort(x + ticket[0].astype(x.dtype) * 0)
+        return done(ticket, moved, x)
+
+    np.testing.assert_array_equal(spmd(f)(X), 2 * SUM)
+
+
+def test_an_error_ends_what_else_the_launch_started():
+    def f(x):
+        # No member but device 0 starts this one, so only the error can end it.
+        def lonely():
+            ticket = start(x, name="lonely")
+            return done(jnp.full((1,), 12345, np.uint64), x, ticket)
+
+        return jax.lax.cond(jax.lax.axis_index("i") == 0, lonely, lambda: x)
+
+    fails("jax_dfccl", f)
+
+
+def test_starts_without_done_do_not_pile_up():
+    f = spmd(lambda x: x + 0 * start(x, stage=1)[0].astype(x.dtype))
+    for _ in range(600):
+        f(X).block_until_ready()
+    # Each device keeps what its last launches may still ask for, and a table's slack.
+    assert 0 < _core.report()["open_tickets"] <= N * 300
