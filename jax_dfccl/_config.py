@@ -8,7 +8,13 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
-ALGORITHMS = ("direct_one_shot", "direct_two_shot", "ring", "recursive_doubling")
+ALGORITHMS = (
+    "direct_flat",
+    "direct_one_shot",
+    "direct_two_shot",
+    "ring",
+    "recursive_doubling",
+)
 
 # XLA:CPU sizes its thread pools by the first of these that is set, else by cores and devices.
 _POOL_VARIABLES = ("PJRT_NPROC", "NPROC")

@@ -94,6 +94,20 @@ void PlanDirect(Plan* plan, bool two_shot) {
   }
 }
 
+// Flat: member 0 folds all sources into everyone's result; the others only wait
+// for that. The fewest waits and signals, so the least latency where one thread
+// runs all members anyway; for small messages.
+void PlanFlat(Plan* plan) {
+  const auto n = static_cast<uint32_t>(plan->members);
+  for (uint32_t i = 0; i < n; ++i) plan->refs.push_back(Source(i));
+  for (uint32_t i = 0; i < n; ++i) plan->refs.push_back(Result(i));
+  Program root(plan, 0);
+  root.Wait(kEveryMember, kArrived);
+  root.Reduce({0, n}, {n, 2 * n}, {0, 1}, /*finalize=*/true);
+  root.Signal();
+  for (uint32_t r = 1; r < n; ++r) Program(plan, r).Wait(0, kArrived + 1);
+}
+
 // A ring of n members in 2n-2 rounds, each pulling one share from the left
 // neighbour. In rounds 1..n-1 (reduce-scatter) a member adds its own source to
 // the left's partial fold of share r-k; in round n-1 that completes share r+1.
@@ -202,6 +216,8 @@ void PlanRecursiveDoubling(Plan* plan) {
 
 const char* AlgorithmName(Algorithm algorithm) {
   switch (algorithm) {
+    case Algorithm::kDirectFlat:
+      return "direct_flat";
     case Algorithm::kDirectOneShot:
       return "direct_one_shot";
     case Algorithm::kDirectTwoShot:
@@ -225,6 +241,9 @@ Plan PlanAllReduce(Algorithm algorithm, int members, int chunks_per_member) {
     return plan;
   }
   switch (algorithm) {
+    case Algorithm::kDirectFlat:
+      PlanFlat(&plan);
+      break;
     case Algorithm::kDirectOneShot:
       PlanDirect(&plan, /*two_shot=*/false);
       break;

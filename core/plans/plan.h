@@ -11,8 +11,14 @@
 
 namespace dfccl {
 
-enum class Algorithm : uint8_t { kDirectOneShot = 0, kDirectTwoShot, kRing, kRecursiveDoubling };
-constexpr int kAlgorithmCount = 4;
+enum class Algorithm : uint8_t {
+  kDirectFlat = 0,
+  kDirectOneShot,
+  kDirectTwoShot,
+  kRing,
+  kRecursiveDoubling,
+};
+constexpr int kAlgorithmCount = 5;
 constexpr int kMaxPlanMembers = 64;  // larger groups: direct plans only (any n up to 65534)
 
 struct MemberPlan {

@@ -15,8 +15,11 @@
 namespace dfccl {
 namespace {
 
-constexpr Algorithm kAlgorithms[] = {Algorithm::kDirectOneShot, Algorithm::kDirectTwoShot,
-                                     Algorithm::kRing, Algorithm::kRecursiveDoubling};
+constexpr Algorithm kDirect[] = {Algorithm::kDirectFlat, Algorithm::kDirectOneShot,
+                                 Algorithm::kDirectTwoShot};
+constexpr Algorithm kAlgorithms[] = {Algorithm::kDirectFlat, Algorithm::kDirectOneShot,
+                                     Algorithm::kDirectTwoShot, Algorithm::kRing,
+                                     Algorithm::kRecursiveDoubling};
 
 std::string Faults(const VerifierReport& report) {
   std::string text;
@@ -46,7 +49,7 @@ INSTANTIATE_TEST_SUITE_P(Algorithms, ProvenPlanTest, ::testing::ValuesIn(kAlgori
                          [](const auto& info) { return AlgorithmName(info.param); });
 
 TEST(PlanTest, LargerDirectPlansAreProven) {
-  for (const Algorithm algorithm : {Algorithm::kDirectOneShot, Algorithm::kDirectTwoShot}) {
+  for (const Algorithm algorithm : kDirect) {
     for (const int members : {65, 255, 256}) {
       const VerifierReport report = VerifyAllReduce(PlanAllReduce(algorithm, members));
       EXPECT_TRUE(report.ok()) << AlgorithmName(algorithm) << " " << members << ":\n"
