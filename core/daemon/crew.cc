@@ -16,7 +16,9 @@ constexpr uint64_t kMostCompletions = 1 << 13;
 
 // What this thread is doing in the runtime.
 struct ThreadState {
-  bool driving = false;        // runs daemons, so it will look at the run queue again
+  bool driving = false;  // runs daemons, now those in the list:
+  Daemon* first = nullptr;
+  Daemon* last = nullptr;
   bool in_callback = false;    // and will look for more callbacks after it
   bool long_callback = false;  // is inside one of a call site with long ones
   int64_t nested_ns = 0;       // time in the runtime within the callback
@@ -34,9 +36,45 @@ Crew::Crew(int workers, void (*attend)(void*), void* attend_argument)
       long_(kMostCompletions) {}
 
 void Crew::Enqueue(Daemon* daemon) {
+  ThreadState& thread = thread_state;
+  if (thread.driving) {
+    daemon->next_runnable = nullptr;
+    (thread.first != nullptr ? thread.last->next_runnable : thread.first) = daemon;
+    thread.last = daemon;
+    return;
+  }
+  Push(daemon);
+  Notify();
+}
+
+void Crew::Push(Daemon* daemon) {
   // Never full for long: a daemon is in the queue at most once.
   while (!run_queue_.TryPush(daemon)) std::this_thread::yield();
-  if (!thread_state.driving) Notify();
+}
+
+// Moves this thread's list to the run queue; false if it is empty.
+bool Crew::Spill() {
+  Daemon* daemon = thread_state.first;
+  if (daemon == nullptr) return false;
+  thread_state.first = nullptr;
+  while (daemon != nullptr) {
+    Daemon* next = daemon->next_runnable;  // in the queue it is anyone's
+    Push(daemon);
+    daemon = next;
+  }
+  return true;
+}
+
+// Runs this thread's list; false if `deadline_ns` passed before its end.
+bool Crew::RunOwn(int64_t deadline_ns) {
+  ThreadState& thread = thread_state;
+  for (int turn = 1; thread.first != nullptr; ++turn) {
+    Daemon* daemon = thread.first;
+    thread.first = daemon->next_runnable;
+    if (daemon->lifecycle().TryBeginRun() && !daemon->Run(deadline_ns)) return false;
+    if (turn % 16 == 0 && NowNs() >= deadline_ns) return false;
+  }
+  return true;
 }
 
 bool Crew::IsLong(uint32_t site) const {
@@ -46,8 +84,7 @@ bool Crew::IsLong(uint32_t site) const {
 bool Crew::TryPost(Operation* operation) {
   const Completion completion = {operation->callback, operation->argument, operation->site_hash};
   // A long callback around us would keep a short one waiting, too.
-  if (!thread_state.long_callback && !IsLong(completion.site) &&
-      short_.TryPush(completion)) {
+  if (!thread_state.long_callback && !IsLong(completion.site) && short_.TryPush(completion)) {
     return true;
   }
   if (!long_.TryPush(completion)) return false;
@@ -56,6 +93,7 @@ bool Crew::TryPost(Operation* operation) {
 }
 
 void Crew::CallWorkers() {
+  Spill();
   for (int i = 1; i < workers_; ++i) Notify();
 }
 
@@ -64,12 +102,14 @@ void Crew::BeginDrive() { thread_state.driving = true; }
 void Crew::Drive(Daemon* own, int64_t deadline_ns) {
   thread_state.driving = true;
   bool in_time = !own->lifecycle().TryClaim() || own->Run(deadline_ns);
+  in_time = in_time && RunOwn(deadline_ns);
   Daemon* daemon;
-  for (int turn = 1; in_time && run_queue_.TryPop(&daemon); ++turn) {
+  while (in_time && run_queue_.TryPop(&daemon)) {
     if (daemon->lifecycle().TryBeginRun()) in_time = daemon->Run(deadline_ns);
-    if (turn % 16 == 0) in_time = in_time && NowNs() < deadline_ns;
+    in_time = in_time && RunOwn(deadline_ns) && NowNs() < deadline_ns;
   }
   thread_state.driving = false;
+  Spill();
   if (run_queue_.ApproxSize() > 0) Notify();
   if (short_.ApproxSize() == 0) return;
   if (thread_state.in_callback) {
@@ -141,11 +181,16 @@ void Crew::Perform(const Work& work) {
   if (work.daemon != nullptr) {
     runs_.FetchAddRelaxed(1);
     thread_state.driving = true;
-    if (work.daemon->lifecycle().TryBeginRun()) work.daemon->Run(NowNs() + kQuantumNs);
+    const int64_t deadline_ns = NowNs() + kQuantumNs;
+    if (!work.daemon->lifecycle().TryBeginRun() || work.daemon->Run(deadline_ns)) {
+      RunOwn(deadline_ns);
+    }
     thread_state.driving = false;
+    Spill();
     runners_.FetchSubSeqCst(1);
-    // The limit on runners may have turned another thread away.
-    if (run_queue_.ApproxSize() > 1) Notify();
+    // Not only for what was spilled: the limit on runners may have turned another
+    // thread away. One daemon is for this thread, unless callbacks come first.
+    if (run_queue_.ApproxSize() > (short_.ApproxSize() > 0 ? 0u : 1u)) Notify();
   } else {
     int64_t now_ns = NowNs();
     Call(work.completion, &now_ns);

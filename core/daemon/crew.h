@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The threads: who runs daemons and who calls callbacks.
 //
-// Daemons with work wait in the run queue. They are run by submitting threads
-// for a bounded time, and by the crew's own threads, of which at most `workers`
-// run daemons at a time. The crew starts threads when they are first needed and
-// parks them when there is nothing to do.
+// Daemons are run by submitting threads for a bounded time, and by the crew's
+// own threads, of which at most `workers` run daemons at a time. What becomes
+// runnable through a thread that runs daemons waits in that thread's own list:
+// small messages stay on one core. When there is enough to do for more threads,
+// or the thread must go, the list is moved to the run queue, where any thread
+// finds it. The crew starts threads when they are first needed and parks them
+// when there is nothing to do.
 //
 // A callback is foreign code that may take any time or even wait for another
 // callback or for the program that made a submission. So it runs neither under
@@ -52,8 +55,8 @@ class Crew {
   // There is enough to do for several threads.
   void CallWorkers();
 
-  // Announces that this thread will call Drive: until then, daemons that become
-  // runnable through it wait for that and wake no worker.
+  // Announces that this thread will call Drive, and runs what becomes runnable
+  // through it until then.
   void BeginDrive();
 
   // Runs `own` if nobody else does, then whatever daemons it made runnable,
@@ -102,6 +105,9 @@ class Crew {
   static constexpr int kSites = 1024;
 
   bool TryTake(Work* work);
+  bool RunOwn(int64_t deadline_ns);
+  bool Spill();
+  void Push(Daemon* daemon);
   void Perform(const Work& work);
   void Main(ThreadEntry* entry);
   void Notify();
@@ -125,10 +131,10 @@ class Crew {
   Atomic<int32_t> searching_;  // crew threads that look for work before they park
   Atomic<int32_t> idle_;       // crew threads that are parked
   Atomic<int32_t> threads_;
-  Atomic<uint32_t> relief_;    // any number of threads may call short callbacks
+  Atomic<uint32_t> relief_;  // any number of threads may call short callbacks
   Atomic<uint32_t> stop_;
-  Atomic<uint64_t> calls_;     // callbacks begun
-  Atomic<uint64_t> runs_;      // daemons taken by crew threads
+  Atomic<uint64_t> calls_;  // callbacks begun
+  Atomic<uint64_t> runs_;   // daemons taken by crew threads
   // Long callbacks in a row, by call site. Where the average would take one
   // that lost its core for long ones, the streak does not.
   Atomic<uint32_t> streak_[kSites];

@@ -252,7 +252,7 @@ void Daemon::TakeIn() {
 }
 
 void Daemon::MakeReady(Operation* operation, bool front) {
-  if (!environment_.preemption && operation == resident_) {
+  if (!environment_.preemption && operation == running_.resident()) {
     held_ = operation;
   } else if (front) {
     order_.PushFront(operation);
@@ -262,32 +262,12 @@ void Daemon::MakeReady(Operation* operation, bool front) {
 }
 
 Operation* Daemon::NextTask() {
-  if (!environment_.preemption && resident_ != nullptr) {
+  if (!environment_.preemption && running_.resident() != nullptr) {
     Operation* held = held_;
     held_ = nullptr;
     return held;
   }
   return static_cast<Operation*>(order_.Pop());
-}
-
-// The context of the task before is saved only now that its place is needed,
-// and only if it has changed.
-void Daemon::LoadContext(Operation* operation) {
-  if (resident_ == operation) return;
-  if (resident_ != nullptr) {
-    counters_.preemptions.Add(1);
-    Atomic<uint32_t>& preemptions = resident_->slot->preemptions;
-    preemptions.StoreRelaxed(preemptions.LoadRelaxed() + 1);
-    if (progressed_) {
-      resident_->saved = context_;
-      counters_.saves.Add(1);
-    }
-  }
-  if (operation->started) counters_.loads.Add(1);
-  operation->started = true;
-  context_ = operation->saved;
-  progressed_ = false;
-  resident_ = operation;
 }
 
 // True: leave the daemon to others for now.
@@ -296,11 +276,12 @@ bool Daemon::RunTask(Operation* operation, int64_t deadline_ns) {
     Finish(operation, operation->status);
     return false;
   }
-  LoadContext(operation);
+  running_.Load(operation);
+  DynamicContext& context = running_.context();
   Machine machine(this, operation, deadline_ns);
   for (;;) {
-    context_.budget = stickiness_.Budget(static_cast<uint32_t>(std::min<uint64_t>(asleep_, 32)));
-    switch (Interpret(operation->fixed, &context_, &progressed_, machine)) {
+    context.budget = stickiness_.Budget(static_cast<uint32_t>(std::min<uint64_t>(asleep_, 32)));
+    switch (Interpret(operation->fixed, &context, running_.changed(), machine)) {
       case Outcome::kDone:
         Finish(operation, Status());
         return false;
@@ -322,7 +303,7 @@ bool Daemon::RunTask(Operation* operation, int64_t deadline_ns) {
       case Outcome::kBlocked:
         stickiness_.Failed();
         ++asleep_;
-        if (machine.TrySleep(operation->fixed.list.steps[context_.step])) return false;
+        if (machine.TrySleep(operation->fixed.list.steps[context.step])) return false;
         --asleep_;
         break;
     }
@@ -341,7 +322,7 @@ void Daemon::Finish(Operation* operation, const Status& status) {
   Record* record = operation->record;
   if (record != nullptr) {
     flight.complete_ns = record->complete_ns.LoadRelaxed();
-    flight.preemptions = operation->slot->preemptions.LoadRelaxed();
+    flight.preemptions = operation->slot->preemptions.Load();
   }
   flights_.Add(flight);
   if (status.ok()) {
@@ -353,7 +334,7 @@ void Daemon::Finish(Operation* operation, const Status& status) {
     operation->status = status;
     counters_.failed.Add(1);
   }
-  if (resident_ == operation) resident_ = nullptr;
+  if (running_.resident() == operation) running_.Clear();
   --unfinished_;
 
   environment_.buffers->Free(operation->scratch);
@@ -366,8 +347,8 @@ void Daemon::Finish(Operation* operation, const Status& status) {
   }
   // Release: partner is the acquire in Runtime::Finished. Without a registered
   // callback the operation is its owner's from here on.
-  const uint64_t before = operation->state.ExchangeAcqRel(
-      StateWord(operation->generation, OperationState::kFinished));
+  const uint64_t before =
+      operation->state.ExchangeAcqRel(StateWord(operation->generation, OperationState::kFinished));
   if (StateOf(before) == OperationState::kRegistered) Post(operation);
 }
 

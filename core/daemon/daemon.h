@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "core/daemon/buffer_pool.h"
+#include "core/daemon/context_slot.h"
+#include "core/daemon/counter.h"
 #include "core/daemon/operation.h"
 #include "core/daemon/record.h"
 #include "core/daemon/spin_lock.h"
@@ -39,21 +41,8 @@ struct Flight {
   int64_t complete_ns = 0;  // the last member arrived; 0: never
   int64_t finish_ns = 0;
   int64_t bytes = 0;
-  uint32_t preemptions = 0;
+  uint64_t preemptions = 0;
   std::string error;  // empty, so free, unless it failed
-};
-
-// Counted by whoever drives the daemon, read by reports.
-class Counter {
- public:
-  void Add(uint64_t n) { value_.StoreRelaxed(value_.LoadRelaxed() + n); }
-  void Max(uint64_t n) {
-    if (n > value_.LoadRelaxed()) value_.StoreRelaxed(n);
-  }
-  uint64_t Load() const { return value_.LoadRelaxed(); }
-
- private:
-  Atomic<uint64_t> value_;
 };
 
 // What all daemons of a runtime share.
@@ -105,15 +94,15 @@ class Daemon {
   }
 
   Lifecycle& lifecycle() { return lifecycle_; }
+  Daemon* next_runnable = nullptr;  // in the list of a thread that runs daemons
 
   struct Counters {
-    Counter completed, failed, preemptions, saves, loads, quits, restarts, bytes, largest_wait_ns;
+    Counter completed, failed, quits, restarts, bytes, largest_wait_ns;
   };
   const Counters& counters() const { return counters_; }
+  const ContextSlot& context_slot() const { return running_; }
   uint64_t submitted() const { return next_sequence_.LoadSeqCst() - first_sequence_; }
-  uint64_t finished() const {
-    return counters_.completed.Load() + counters_.failed.Load();
-  }
+  uint64_t finished() const { return counters_.completed.Load() + counters_.failed.Load(); }
   FlightRing<Flight, SpinLock>& flights() { return flights_; }
 
  private:
@@ -122,7 +111,6 @@ class Daemon {
   void TakeIn();
   void MakeReady(Operation* operation, bool front);
   Operation* NextTask();
-  void LoadContext(Operation* operation);
   bool RunTask(Operation* operation, int64_t deadline_ns);
   void Finish(Operation* operation, const Status& status);
   void Post(Operation* operation);
@@ -145,14 +133,12 @@ class Daemon {
   alignas(kCacheLine) Order order_;
   Stickiness stickiness_;
   uint64_t applied_share_ = 0;
-  Operation* resident_ = nullptr;  // whose context is loaded
-  DynamicContext context_ = {};
-  bool progressed_ = false;        // since the context was loaded
-  Operation* held_ = nullptr;      // without preemption: the resident task, ready again
+  ContextSlot running_;
+  Operation* held_ = nullptr;  // without preemption: the resident task, ready again
   uint64_t asleep_ = 0;
   uint64_t unfinished_ = 0;
   Operation* unposted_ = nullptr;  // finished, but the completion queue was full
-  bool quit_ = false;  // parked with unfinished tasks
+  bool quit_ = false;              // parked with unfinished tasks
   Counters counters_;
   FlightRing<Flight, SpinLock> flights_;
   std::vector<ReduceSource> sources_;  // arguments of one data step

@@ -162,10 +162,9 @@ std::string Describer::Call(const OperationInfo& info, const Signature& signatur
 
 std::string Describer::Missing(const RecordView& record, int64_t now_ns) const {
   const OperationInfo& first = First(record);
-  std::string text = Call(first, record.signature) + ", " + Values(record.signature) +
-                     ", group " + List(record.group->members) + ": after " +
-                     Seconds(now_ns - first.submit_ns) + " devices " + List(Absent(record)) +
-                     " have not come. Arrived:";
+  std::string text = Call(first, record.signature) + ", " + Values(record.signature) + ", group " +
+                     List(record.group->members) + ": after " + Seconds(now_ns - first.submit_ns) +
+                     " devices " + List(Absent(record)) + " have not come. Arrived:";
   size_t listed = 0;
   for (int i = 0; i < record.group->size(); ++i) {
     const MemberView& member = record.members[i];
@@ -239,12 +238,14 @@ std::string Describer::Cycle(const WaitCycle& cycle) const {
   }
   text += ".";
   if (all_data) {
-    text += " This is a cycle of data dependences: each missing call needs the result of the call "
-            "its device is blocked in, so no order of execution can serve it.";
+    text +=
+        " This is a cycle of data dependences: each missing call needs the result of the call "
+        "its device is blocked in, so no order of execution can serve it.";
   } else if (all_known) {
-    text += " The data has no such cycle: it comes from the order in which the program was "
-            "scheduled. Give calls that stand in different branches names and don't nest their "
-            "dependences in crossing ways, or put them into separate programs.";
+    text +=
+        " The data has no such cycle: it comes from the order in which the program was "
+        "scheduled. Give calls that stand in different branches names and don't nest their "
+        "dependences in crossing ways, or put them into separate programs.";
   }
   return text;
 }
@@ -272,13 +273,11 @@ FlightEntry Describer::Entry(const RecordView& record, int member, int64_t now_n
   const MemberView& view = record.members[member];
   FlightEntry entry = Common(view.info, record.signature, *record.group);
   entry.absent = Absent(record);
-  entry.state = record.failed       ? "failed"
-                : record.complete() ? "moving"
-                                    : "waiting for members";
+  entry.state = record.failed ? "failed" : record.complete() ? "moving" : "waiting for members";
   entry.blocks_device = view.waited_for;
   entry.age_s = Span(view.info.submit_ns, now_ns);
   entry.wait_s = Span(view.info.submit_ns, record.complete() ? record.complete_ns : now_ns);
-  entry.preemptions = view.preemptions;
+  entry.preemptions = static_cast<int64_t>(view.preemptions);
   return entry;
 }
 
@@ -289,10 +288,10 @@ FlightEntry Describer::Entry(const Flight& flight, int64_t now_ns) const {
     entry.error = std::string(StatusCodeName(flight.code)) + ": " + flight.error;
   }
   entry.age_s = Span(flight.info.submit_ns, now_ns);
-  entry.wait_s = Span(flight.info.submit_ns,
-                      flight.complete_ns != 0 ? flight.complete_ns : flight.finish_ns);
+  entry.wait_s =
+      Span(flight.info.submit_ns, flight.complete_ns != 0 ? flight.complete_ns : flight.finish_ns);
   entry.total_s = Span(flight.info.submit_ns, flight.finish_ns);
-  entry.preemptions = flight.preemptions;
+  entry.preemptions = static_cast<int64_t>(flight.preemptions);
   return entry;
 }
 

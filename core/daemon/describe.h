@@ -26,8 +26,7 @@ class SiteTable {
   enum class Dependence : uint8_t { kUnknown, kNone, kData };
   // Whether the call that `wanted` is, as made by program `program`, needs the
   // result of that program's site `blocked_in`.
-  Dependence NeedsResultOf(const OperationInfo& wanted, uint64_t program,
-                           int32_t blocked_in) const;
+  Dependence NeedsResultOf(const OperationInfo& wanted, uint64_t program, int32_t blocked_in) const;
 
  private:
   mutable std::mutex mutex_;

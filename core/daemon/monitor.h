@@ -23,9 +23,8 @@ class RecordTable;
 class Monitor {
  public:
   // `submitted` and `finished` add up all devices' operations.
-  Monitor(const RuntimeOptions& options, RecordTable* table, Crew* crew,
-          const Describer* describer, uint64_t (*submitted)(void*), uint64_t (*finished)(void*),
-          void* argument);
+  Monitor(const RuntimeOptions& options, RecordTable* table, Crew* crew, const Describer* describer,
+          uint64_t (*submitted)(void*), uint64_t (*finished)(void*), void* argument);
   ~Monitor();
   Monitor(const Monitor&) = delete;
   Monitor& operator=(const Monitor&) = delete;

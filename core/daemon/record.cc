@@ -58,8 +58,8 @@ Record* RecordTable::Allocate(const Group* group) {
   }
   if (record == nullptr) {
     const int slots = 1 << size_class;
-    void* memory = ::operator new(sizeof(Record) + slots * sizeof(Slot),
-                                  std::align_val_t{alignof(Record)});
+    void* memory =
+        ::operator new(sizeof(Record) + slots * sizeof(Slot), std::align_val_t{alignof(Record)});
     record = new (memory) Record;
     for (int i = 0; i < slots; ++i) new (record->slots() + i) Slot;
   }
@@ -178,15 +178,14 @@ void RecordTable::Free(Record* record) {
     --shard.count;
     if (failed) {
       if (shard.failed.size() < kRemembered) shard.failed.emplace_back();
-      shard.failed[shard.next_failed++ % kRemembered] = {record->id, record->group,
-                                                         record->status};
+      shard.failed[shard.next_failed++ % kRemembered] = {record->id, record->group, record->status};
     }
   }
   for (int i = 0; i < record->members(); ++i) {
     Slot& slot = record->slots()[i];
     slot.operation = nullptr;
     slot.in_data_step.StoreRelaxed(0);
-    slot.preemptions.StoreRelaxed(0);
+    slot.preemptions.Reset();
     new (&slot.progress) ProgressWord;
   }
   record->arrived = 0;
@@ -246,7 +245,7 @@ std::vector<RecordView> RecordTable::View(const std::function<bool(Record&)>& wa
           member.waited_for = slot.operation->state.LoadRelaxed() ==
                               StateWord(slot.generation, OperationState::kRegistered);
           member.progress = slot.progress.value();
-          member.preemptions = slot.preemptions.LoadRelaxed();
+          member.preemptions = slot.preemptions.Load();
           member.info = slot.info;
         }
         views.push_back(std::move(view));

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/collective.h"
+#include "core/daemon/counter.h"
 #include "core/daemon/operation.h"
 #include "core/daemon/spin_lock.h"
 #include "core/group.h"
@@ -41,7 +42,7 @@ struct alignas(kCacheLine) Slot {
   // 1 while the member is in a data step. Written by the member; read by the
   // members of a failed record (see Record::Quiet).
   Atomic<uint32_t> in_data_step;
-  Atomic<uint32_t> preemptions;  // written by the member, read by reports
+  Counter preemptions;  // written by the member, read by reports
 
   ProgressWord progress;
   SleepWord sleep;
@@ -105,7 +106,7 @@ struct MemberView {
   bool arrived = false;
   bool waited_for = false;  // a callback is registered: the program waits
   uint32_t progress = 0;
-  uint32_t preemptions = 0;
+  uint64_t preemptions = 0;
   OperationInfo info;
 };
 struct RecordView {
@@ -179,8 +180,7 @@ class RecordTable {
 
   Shard& ShardOf(const CollectiveId& id) { return shards_[id.hi % kShards]; }
   static Record** Find(Shard* shard, const CollectiveId& id, const Group* group);
-  static const FailedId* FindFailed(const Shard& shard, const CollectiveId& id,
-                                    const Group* group);
+  static const FailedId* FindFailed(const Shard& shard, const CollectiveId& id, const Group* group);
   static void Insert(Shard* shard, Record* record);
   static int SizeClass(int members);
   Record* Allocate(const Group* group);

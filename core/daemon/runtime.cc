@@ -32,12 +32,15 @@
 namespace dfccl {
 namespace {
 
-// Messages up to this size use the one-shot plan.
-constexpr int64_t kOneShotBytes = 0;
+// Messages up to this size use the flat plan, larger ones the two-shot plan.
+// Both fold in member order, so the choice does not change a bit.
+constexpr int64_t kFlatBytes = int64_t{16} << 10;
 // Results of all members together from this size on are written past the caches.
-constexpr int64_t kStreamingBytes = int64_t{4} << 20;
+constexpr int64_t kStreamingBytes = int64_t{8} << 20;
 // Bytes read and written by all members from which on waking a worker pays.
 constexpr int64_t kHeavyBytes = int64_t{1} << 20;
+// Bytes of all members from which on moving them takes more than a few us.
+constexpr int64_t kNestedBytes = int64_t{32} << 10;
 // How long a submitting thread may run daemons.
 constexpr int64_t kDriveNs = 200'000;
 // Longest time-out, so that deadlines don't overflow.
@@ -101,8 +104,9 @@ class RuntimeImpl : public Runtime {
       : options_(options),
         internal_(internal),
         table_([](Operation* operation) { operation->daemon->Wake(operation); }),
-        crew_(options.workers > 0 ? options.workers : AvailableCores(),
-              [](void* runtime) { static_cast<RuntimeImpl*>(runtime)->monitor_->Attend(); }, this),
+        crew_(
+            options.workers > 0 ? options.workers : AvailableCores(),
+            [](void* runtime) { static_cast<RuntimeImpl*>(runtime)->monitor_->Attend(); }, this),
         describer_(&sites_) {
     forced_ = AlgorithmNamed(options.algorithm, &forced_algorithm_);
     maps_.push_back(std::make_unique<DaemonMap>(16));
@@ -178,7 +182,7 @@ Daemon* RuntimeImpl::AddDaemon(int64_t device) {
   daemons_.push_back(std::make_unique<Daemon>(device, environment));
   const size_t count = daemons_.size();
   auto map = std::make_unique<DaemonMap>(2 * count > old.slots.size() ? 2 * old.slots.size()
-                                                                     : old.slots.size());
+                                                                      : old.slots.size());
   for (const std::unique_ptr<Daemon>& daemon : daemons_) {
     map->Insert(daemon.get());
     daemon->SetShare(crew_.workers(), static_cast<uint32_t>(count));
@@ -199,7 +203,7 @@ Shape RuntimeImpl::ShapeOf(const Signature& signature, int members) const {
   const int64_t size = DTypeSize(signature.dtype);
   shape.bytes = signature.count * size;
   Algorithm algorithm =
-      shape.bytes <= kOneShotBytes ? Algorithm::kDirectOneShot : Algorithm::kDirectTwoShot;
+      shape.bytes <= kFlatBytes ? Algorithm::kDirectFlat : Algorithm::kDirectTwoShot;
   if (forced_ && members <= kMaxPlanMembers) algorithm = forced_algorithm_;
   shape.chosen = ChoosePlan(algorithm, members);
   shape.align = std::max<int64_t>(1, static_cast<int64_t>(kCacheLine) / size);
@@ -222,23 +226,26 @@ Operation* RuntimeImpl::Submit(const Submission& submission) {
   info.key = submission.key;
   info.name = InternName(submission.name);
   info.submit_ns = NowNs();
-  info.timeout_ns = std::min(
-      submission.timeout_ns > 0 ? submission.timeout_ns : options_.timeout_ns, kMostNs);
+  info.timeout_ns =
+      std::min(submission.timeout_ns > 0 ? submission.timeout_ns : options_.timeout_ns, kMostNs);
   info.site = submission.site;
   info.has_key = submission.has_key;
-  const int64_t submit_ns = info.submit_ns;  // `info` is not ours any more in the end
+  const int64_t submit_ns = info.submit_ns;
   monitor_->Submitted(submit_ns, info.timeout_ns);
 
   crew_.BeginDrive();
   Enter(operation, submission);
   const int64_t deadline_ns = submit_ns + kDriveNs;
+  // The operation may be finished and gone once it is submitted.
+  const bool moves_much = operation->bytes * submission.group->size() >= kNestedBytes;
   while (!daemon->TrySubmit(operation)) {
     // Full: make room ourselves, or let the thread that drives do so.
     crew_.Drive(daemon, NowNs() + kDriveNs);
     std::this_thread::yield();
   }
   crew_.Drive(daemon, deadline_ns);
-  if (crew_.InCallback()) crew_.NestedTime(NowNs() - submit_ns);
+  // The time to move little data is not worth a look at the clock.
+  if (moves_much && crew_.InCallback()) crew_.NestedTime(NowNs() - submit_ns);
   return operation;
 }
 
@@ -276,21 +283,20 @@ void RuntimeImpl::Enter(Operation* operation, const Submission& submission) {
                       shape.slice_elements};
 
   Status status;
-  const RecordTable::Member member = {submission.id, group, signature, operation->member,
-                                      source, result, operation->scratch};
+  const RecordTable::Member member = {submission.id, group,  signature,         operation->member,
+                                      source,        result, operation->scratch};
   switch (table_.Join(member, shape, operation, &status)) {
     case RecordTable::Arrival::kJoined:
       SignalProgress(operation->record, operation->member, kArrived);
       break;
 
     case RecordTable::Arrival::kMismatch: {
-      const std::vector<RecordView> views = table_.View([&](Record& record) {
-        return record.id == submission.id && record.group == group;
-      });
+      const std::vector<RecordView> views = table_.View(
+          [&](Record& record) { return record.id == submission.id && record.group == group; });
       for (const RecordView& view : views) {
-        table_.Fail(view.id, view.group,
-                    Status(StatusCode::kMismatch,
-                           describer_.Mismatch(view, operation->info, signature)));
+        table_.Fail(
+            view.id, view.group,
+            Status(StatusCode::kMismatch, describer_.Mismatch(view, operation->info, signature)));
       }
       break;
     }
@@ -309,7 +315,8 @@ void RuntimeImpl::Enter(Operation* operation, const Submission& submission) {
 bool RuntimeImpl::Finished(Operation* operation, Status* status) {
   // Acquire: partner is the exchange in Daemon::Finish.
   if (StateOf(operation->state.LoadAcquire()) != OperationState::kFinished) return false;
-  *status = operation->status;
+  // An error's text is copied, success costs nothing.
+  *status = operation->status.ok() ? Status() : operation->status;
   return true;
 }
 
@@ -327,8 +334,7 @@ void RuntimeImpl::Collect(Operation* operation, void* destination) {
   Release(operation);
 }
 
-void RuntimeImpl::Abandon(int64_t device, uint64_t program, uint64_t launch,
-                          const Status& status) {
+void RuntimeImpl::Abandon(int64_t device, uint64_t program, uint64_t launch, const Status& status) {
   struct Pending {
     Operation* operation;
     uint64_t generation;
@@ -338,8 +344,8 @@ void RuntimeImpl::Abandon(int64_t device, uint64_t program, uint64_t launch,
     bool found = false;
     for (int i = 0; i < record.members(); ++i) {
       const Slot& slot = record.slots()[i];
-      if (slot.operation == nullptr || slot.info.device != device ||
-          slot.info.program != program || slot.info.launch != launch) {
+      if (slot.operation == nullptr || slot.info.device != device || slot.info.program != program ||
+          slot.info.launch != launch) {
         continue;
       }
       pending.push_back({slot.operation, slot.generation});
@@ -388,9 +394,9 @@ FlightReport RuntimeImpl::Report() {
     device.submitted = daemon->submitted();
     device.completed = counters.completed.Load();
     device.failed = counters.failed.Load();
-    device.preemptions = counters.preemptions.Load();
-    device.context_saves = counters.saves.Load();
-    device.context_loads = counters.loads.Load();
+    device.preemptions = daemon->context_slot().preemptions();
+    device.context_saves = daemon->context_slot().saves();
+    device.context_loads = daemon->context_slot().loads();
     device.quits = counters.quits.Load();
     device.restarts = counters.restarts.Load();
     device.bytes = counters.bytes.Load();

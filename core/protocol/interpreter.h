@@ -54,8 +54,7 @@ DFCCL_HOST_DEVICE Outcome Interpret(const StaticContext& fixed, DynamicContext* 
       case StepKind::kReduce: {
         const int64_t first =
             ChunkStart(fixed.count, step.chunk_begin, list.chunk_count, fixed.align);
-        const int64_t last =
-            ChunkStart(fixed.count, step.chunk_end, list.chunk_count, fixed.align);
+        const int64_t last = ChunkStart(fixed.count, step.chunk_end, list.chunk_count, fixed.align);
         int64_t begin = first + dynamic->slice * fixed.slice_elements;
         while (begin < last) {
           int64_t end = begin + fixed.slice_elements;

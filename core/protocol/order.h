@@ -27,10 +27,10 @@ struct OrderNode {
   friend class Order;
   OrderNode* older = nullptr;  // by age
   OrderNode* younger = nullptr;
-  OrderNode* behind = nullptr;        // next task of the class
-  OrderNode* last = nullptr;          // head only: last task of the class
-  OrderNode* upper_class = nullptr;   // head only
-  OrderNode* lower_class = nullptr;   // head only
+  OrderNode* behind = nullptr;       // next task of the class
+  OrderNode* last = nullptr;         // head only: last task of the class
+  OrderNode* upper_class = nullptr;  // head only
+  OrderNode* lower_class = nullptr;  // head only
 };
 
 class Order {

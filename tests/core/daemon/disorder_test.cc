@@ -100,11 +100,13 @@ TEST_F(DisorderTest, OneThreadPerDevice) {
   }
 }
 
-// [A, B] on one device, [B, A] on the other.
+// [A, B] on one device, [B, A] on the other, with a plan in which every member
+// waits for every other.
 TEST_F(DisorderTest, WithoutPreemptionOppositeOrdersHang) {
   for (bool preemption : {true, false}) {
     RuntimeOptions options;
     options.preemption = preemption;
+    options.algorithm = "direct_two_shot";
     Start(options);
     const Instance a = Make({0, 1}, 100), b = Make({0, 1}, 50);
     Part a0(a, 0), b0(b, 0), a1(a, 1), b1(b, 1);

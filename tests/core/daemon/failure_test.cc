@@ -51,8 +51,8 @@ TEST_F(FailureTest, MismatchNamesBothSides) {
     const Status status = part->Await();
     EXPECT_EQ(status.code(), StatusCode::kMismatch);
     ExpectContains(status.message(),
-                   {"device 4", "device 5", "sum", "max", "float32", "int32", "10", "9",
-                    "'loss'", "train.py:3", "eval.py:9", "jit_step", "jit_score", "[4, 5, 6]"});
+                   {"device 4", "device 5", "sum", "max", "float32", "int32", "10", "9", "'loss'",
+                    "train.py:3", "eval.py:9", "jit_step", "jit_score", "[4, 5, 6]"});
   }
   RunOnce(Make({4, 5, 6}, 10));
 }

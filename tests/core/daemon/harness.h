@@ -39,8 +39,8 @@ inline std::vector<int64_t> Devices(int count, int64_t first = 0) {
 
 // Small integers: sums are exact in any order.
 inline float Value(int64_t device, int64_t position, uint64_t instance) {
-  return static_cast<float>((device * 31 + position * 7 + static_cast<int64_t>(instance % 1009) * 3) %
-                            97);
+  return static_cast<float>(
+      (device * 31 + position * 7 + static_cast<int64_t>(instance % 1009) * 3) % 97);
 }
 
 // One instance of an all_reduce(sum) over f32.

@@ -56,8 +56,8 @@ Step Reduce(uint32_t begin, uint32_t end) {
 class InterpreterTest : public ::testing::Test {
  protected:
   Outcome Run(const std::vector<Step>& steps) {
-    const StaticContext fixed = {{steps.data(), nullptr, static_cast<uint32_t>(steps.size()), 2, 0},
-                                 25, 1, 5};
+    const StaticContext fixed = {
+        {steps.data(), nullptr, static_cast<uint32_t>(steps.size()), 2, 0}, 25, 1, 5};
     progressed = false;
     return Interpret(fixed, &dynamic, &progressed, notes);
   }

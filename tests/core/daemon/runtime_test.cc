@@ -54,8 +54,8 @@ TEST_P(AlgorithmTest, SumsWithOneThreadPerMember) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Algorithms, AlgorithmTest,
-                         ::testing::Values("", "direct_one_shot", "direct_two_shot", "ring",
-                                           "recursive_doubling"));
+                         ::testing::Values("", "direct_flat", "direct_one_shot", "direct_two_shot",
+                                           "ring", "recursive_doubling"));
 
 TEST_F(RuntimeTest, LargeGroup) { RunOnce(Make(Devices(300), 1000)); }
 

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Latency of an 8-member all_reduce without XLA: one thread plays all members
 // of a chain of dependent operations, driven by callbacks as XLA's thunks are.
-// Usage: latency [members]
+// The last column is processor time of the whole process, which is steadier on
+// a busy machine.
+// Usage: latency_benchmark [members [bytes]]
+#include <time.h>
+
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -117,30 +121,54 @@ void Member::End() {
   runtime.Release(operation_);
 }
 
-double Measure(int members, int64_t count, int64_t steps, uint64_t run) {
+struct Times {
+  double wall_ns;
+  double cpu_ns;
+};
+
+double CpuNs() {
+  timespec time;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return 1e9 * static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec);
+}
+
+Times Measure(int members, int64_t count, int64_t steps, uint64_t run) {
   Chain chain(members, count, steps, run);
   const auto begin = std::chrono::steady_clock::now();
+  const double begin_cpu_ns = CpuNs();
   chain.Run();
   chain.Wait();
-  const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - begin;
-  return took.count() / static_cast<double>(steps);
+  const std::chrono::duration<double, std::nano> wall = std::chrono::steady_clock::now() - begin;
+  return {wall.count() / static_cast<double>(steps),
+          (CpuNs() - begin_cpu_ns) / static_cast<double>(steps)};
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   const int members = argc > 1 ? std::atoi(argv[1]) : 8;
+  std::vector<int64_t> sizes;
+  if (argc > 2) {
+    sizes.push_back(std::atoll(argv[2]));
+  } else {
+    for (int shift : {2, 10, 12, 14, 16, 18, 20, 22, 24}) sizes.push_back(int64_t{1} << shift);
+  }
   uint64_t run = 0;
-  std::printf("%d members\n%12s %14s %14s\n", members, "bytes", "ns (min)", "ns (median)");
-  for (int64_t bytes : {int64_t{4}, int64_t{1} << 10, int64_t{4} << 10, int64_t{16} << 10,
-                        int64_t{64} << 10, int64_t{256} << 10, int64_t{1} << 20,
-                        int64_t{4} << 20, int64_t{16} << 20}) {
-    const int64_t steps = std::max<int64_t>(10, std::min<int64_t>(20000, (int64_t{64} << 20) / bytes));
-    std::vector<double> times;
-    for (int i = 0; i < 9; ++i) times.push_back(Measure(members, bytes / 4, steps, ++run));
-    std::sort(times.begin(), times.end());
-    std::printf("%12lld %14.0f %14.0f\n", static_cast<long long>(bytes), times.front(),
-                times[times.size() / 2]);
+  std::printf("%d members, ns per all_reduce\n%12s %12s %12s %12s\n", members, "bytes", "min",
+              "median", "min CPU");
+  for (int64_t bytes : sizes) {
+    const int64_t steps =
+        std::max<int64_t>(10, std::min<int64_t>(20'000, (int64_t{64} << 20) / bytes));
+    std::vector<double> wall, cpu;
+    for (int i = 0; i < 9; ++i) {
+      const Times times = Measure(members, bytes / 4, steps, ++run);
+      wall.push_back(times.wall_ns);
+      cpu.push_back(times.cpu_ns);
+    }
+    std::sort(wall.begin(), wall.end());
+    std::sort(cpu.begin(), cpu.end());
+    std::printf("%12lld %12.0f %12.0f %12.0f\n", static_cast<long long>(bytes), wall.front(),
+                wall[wall.size() / 2], cpu.front());
   }
   Runtime::Shutdown();
   return 0;
