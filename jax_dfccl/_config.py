@@ -28,6 +28,11 @@ def forced_cpu_devices() -> int:
     return int(counts[-1]) if counts else 1
 
 
+def environment_with_xla_flags(flags: str) -> dict[str, str]:
+    """This process's environment with more XLA_FLAGS, for a child process."""
+    return {**os.environ, "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}"}
+
+
 def xla_pool_is_chosen() -> bool:
     """Whether the user has set the size of XLA:CPU's thread pools."""
     return any(variable in os.environ for variable in _POOL_VARIABLES)

@@ -37,10 +37,20 @@ def register_site(
     """Tells the runtime what a call site is, for its reports and errors."""
 
 def begin_executable() -> None:
-    """This thread is about to compile or load one executable."""
+    """The next executable is about to be compiled or loaded; one at a time."""
 
 def report() -> dict[str, Any]:
     """The flight report: "in_flight", "recent", "devices" and "cycles" (core/trace/flight.h)."""
+
+class Roofline:
+    """The least time an all_reduce in memory takes here (core/reduce/roofline.h)."""
+
+    def __init__(self, members: int, bytes: int, threads: int) -> None: ...
+    def streaming_seconds(self, repetitions: int) -> float:
+        """The median time of the loop with non-temporal stores."""
+
+    def cached_seconds(self, repetitions: int) -> float:
+        """The median time of the loop with normal stores."""
 
 def shutdown() -> None:
     """Ends everything pending with an error and stops the runtime's threads."""

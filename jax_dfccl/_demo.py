@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from jax_dfccl import _config
+
 LAYERS = (64, 96, 48, 10)
 BATCH = 256
 ORDERS = 16
@@ -265,7 +267,7 @@ def _run_stock(args: argparse.Namespace, reference: Any) -> str:
 
     command = [sys.executable, "-m", "jax_dfccl", "demo", "--collective", "lax"]
     command += ["--devices", str(args.devices), "--steps", str(args.steps)]
-    environment = {**os.environ, "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {STOCK_FLAGS}"}
+    environment = _config.environment_with_xla_flags(STOCK_FLAGS)
     started = time.perf_counter()
     try:
         child = subprocess.run(

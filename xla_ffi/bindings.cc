@@ -163,9 +163,12 @@ NB_MODULE(_core, m) {
   m.def("begin_executable", &dfccl::BeginExecutable,
         "The next executable is about to be compiled or loaded; one at a time.");
   m.def("report", &dfccl::Report, "The flight record of every device, as plain dicts and lists.");
-  m.def("roofline_seconds", &dfccl::RooflineSeconds, nb::arg("members"), nb::arg("bytes"),
-        nb::arg("threads"), nb::arg("repetitions"), nb::call_guard<nb::gil_scoped_release>(),
-        "The least time an all_reduce in memory takes here (core/reduce/roofline.h).");
+  nb::class_<dfccl::Roofline>(m, "Roofline", "The least time an all_reduce in memory takes here.")
+      .def(nb::init<int, int64_t, int>(), nb::arg("members"), nb::arg("bytes"), nb::arg("threads"))
+      .def("streaming_seconds", &dfccl::Roofline::StreamingSeconds, nb::arg("repetitions"),
+           nb::call_guard<nb::gil_scoped_release>(), "Median time with non-temporal stores.")
+      .def("cached_seconds", &dfccl::Roofline::CachedSeconds, nb::arg("repetitions"),
+           nb::call_guard<nb::gil_scoped_release>(), "Median time with normal stores.");
   m.def("shutdown", &dfccl::Runtime::Shutdown, nb::call_guard<nb::gil_scoped_release>(),
         "Ends everything pending with an error and joins the runtime's threads.");
 }

@@ -104,9 +104,4 @@ double Roofline::Seconds(int repetitions, bool streaming) {
   return seconds[seconds.size() / 2];
 }
 
-double RooflineSeconds(int members, int64_t bytes, int threads, int repetitions) {
-  Roofline roofline(members, bytes, threads);
-  return std::min(roofline.StreamingSeconds(repetitions), roofline.CachedSeconds(repetitions));
-}
-
 }  // namespace dfccl

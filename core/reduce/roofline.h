@@ -12,10 +12,14 @@
 namespace dfccl {
 
 // Owns `members` sources and `members` results of `bytes` each (f32, touched),
-// and runs the loop on `threads` threads, each on its share of the range.
+// and runs the loop on `threads` threads, each on its share of the range. The
+// better of the two loops counts: non-temporal stores win for large messages,
+// normal ones for those that fit the caches.
 class Roofline {
  public:
   Roofline(int members, int64_t bytes, int threads);
+  Roofline(const Roofline&) = delete;
+  Roofline& operator=(const Roofline&) = delete;
 
   // Medians of `repetitions` runs, after one that isn't counted. Threads are
   // started before and wait spinning, so only the loop is timed.
@@ -39,10 +43,6 @@ class Roofline {
   std::vector<const float*> from_;
   std::vector<float*> to_;
 };
-
-// The better of both loops: non-temporal stores win for large messages, normal
-// ones for those that fit the caches.
-double RooflineSeconds(int members, int64_t bytes, int threads, int repetitions);
 
 }  // namespace dfccl
 

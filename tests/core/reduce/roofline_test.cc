@@ -50,8 +50,9 @@ TEST(RooflineTest, PlainLoopWritesEverySumOnce) {
 TEST(RooflineTest, AnySizeAndNumberOfThreads) {
   for (int64_t bytes : {int64_t{1}, int64_t{4}, int64_t{100}, int64_t{4096}, int64_t{100000}}) {
     for (int threads : {1, 2, 3}) {
-      const double seconds = RooflineSeconds(4, bytes, threads, 3);
-      EXPECT_GT(seconds, 0) << bytes << " bytes, " << threads << " threads";
+      Roofline roofline(4, bytes, threads);
+      EXPECT_GT(roofline.StreamingSeconds(3), 0) << bytes << " bytes, " << threads << " threads";
+      EXPECT_GT(roofline.CachedSeconds(3), 0) << bytes << " bytes, " << threads << " threads";
     }
   }
 }
