@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// The free lists of BufferPool.
 #include "core/daemon/buffer_pool.h"
 
 #include <mutex>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// The life of crew threads, and the hand-over of daemons and callbacks to them.
 #include "core/daemon/crew.h"
 
 #include <algorithm>
@@ -258,7 +259,10 @@ bool Crew::Relieve() {
   if (queued > 0 && calls == last_calls_) {
     relief_.StoreSeqCst(1);
     const int64_t idle = idle_.LoadSeqCst();
-    for (int64_t i = 0; i < static_cast<int64_t>(queued); ++i) {
+    // Enough for callbacks that wait for each other within a few ticks, without
+    // a thread for each of very many.
+    const int64_t most = idle + threads_.LoadSeqCst() + kReliefThreads;
+    for (int64_t i = 0; i < std::min(static_cast<int64_t>(queued), most); ++i) {
       if (i < idle) {
         lot_.NotifyOne();
       } else if (!Spawn()) {

@@ -102,6 +102,7 @@ class Crew {
   static constexpr int64_t kSearchNs = 10'000;
   static constexpr int64_t kQuantumNs = 1'000'000;
   static constexpr int kMostThreads = 1024;
+  static constexpr int kReliefThreads = 16;
   static constexpr int kSites = 1024;
 
   bool TryTake(Work* work);

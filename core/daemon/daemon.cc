@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// The loop of a daemon, and what the interpreter can do on a CPU.
 #include "core/daemon/daemon.h"
 
 #include <algorithm>
@@ -223,6 +224,7 @@ bool Daemon::Run(int64_t deadline_ns) {
     if (operation != nullptr) {
       leave = RunTask(operation, deadline_ns) || (turn % 16 == 0 && NowNs() >= deadline_ns);
     } else if (unposted_ != nullptr && !PostLeftovers()) {
+      std::this_thread::yield();  // to whoever empties the completion queue
       leave = true;
     } else {
       // Before the daemon may be another thread's.

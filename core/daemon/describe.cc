@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// The wording of messages and report entries, and the search for cycles.
 #include "core/daemon/describe.h"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// The loop of the monitor thread and what it looks for.
 #include "core/daemon/monitor.h"
 
 #include <time.h>

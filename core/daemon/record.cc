@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// How records are found, made, failed, looked at and freed.
 #include "core/daemon/record.h"
 
 #include <algorithm>

@@ -32,9 +32,11 @@
 namespace dfccl {
 namespace {
 
-// Messages up to this size use the flat plan, larger ones the two-shot plan.
-// Both fold in member order, so the choice does not change a bit.
-constexpr int64_t kFlatBytes = int64_t{16} << 10;
+// Messages up to the first size, or up to the second on all members together,
+// use the flat plan, others the two-shot plan. Both fold in member order, so the
+// choice does not change a bit.
+constexpr int64_t kFlatBytes = int64_t{4} << 10;
+constexpr int64_t kFlatGroupBytes = int64_t{128} << 10;
 // Results of all members together from this size on are written past the caches.
 constexpr int64_t kStreamingBytes = int64_t{8} << 20;
 // Bytes read and written by all members from which on waking a worker pays.
@@ -202,8 +204,8 @@ Shape RuntimeImpl::ShapeOf(const Signature& signature, int members) const {
   Shape shape;
   const int64_t size = DTypeSize(signature.dtype);
   shape.bytes = signature.count * size;
-  Algorithm algorithm =
-      shape.bytes <= kFlatBytes ? Algorithm::kDirectFlat : Algorithm::kDirectTwoShot;
+  const bool flat = shape.bytes <= kFlatBytes || shape.bytes * members <= kFlatGroupBytes;
+  Algorithm algorithm = flat ? Algorithm::kDirectFlat : Algorithm::kDirectTwoShot;
   if (forced_ && members <= kMaxPlanMembers) algorithm = forced_algorithm_;
   shape.chosen = ChoosePlan(algorithm, members);
   shape.align = std::max<int64_t>(1, static_cast<int64_t>(kCacheLine) / size);

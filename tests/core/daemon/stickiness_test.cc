@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// The policy of two-phase blocking: position, success, failure, and its bounds.
 #include "core/protocol/stickiness.h"
 
 #include <gtest/gtest.h>
