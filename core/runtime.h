@@ -28,8 +28,11 @@ struct Submission {
   const void* source = nullptr;
   void* result = nullptr;     // nullptr: the runtime owns the result until Collect
   bool stage_source = false;  // copy the source at submission; else read in place
-  int priority = 0;           // larger first
-  int64_t timeout_ns = 0;     // 0: the process default
+  // The callback waits for nobody: it may be called on any thread that submits,
+  // with that submission unfinished below it.
+  bool closed = false;
+  int priority = 0;        // larger first
+  int64_t timeout_ns = 0;  // 0: the process default
   // For people: where the call is and what it is called. Not part of matching.
   uint64_t program = 0;
   uint64_t launch = 0;

@@ -15,6 +15,7 @@ mesh has no devices yet (the program was traced with an abstract mesh). Its `bac
     call         i64    index for `call_info`; the module pass resolves and removes it
     program      i64    0, which the module pass replaces
     site         i64    -1, which the module pass replaces
+    closed       i64    0; the module pass sets 1 if nothing else in the program can wait for peers
 
 All but `call` are the same in every process that lowers the program, whatever line, thread or
 folder it was started from.
@@ -173,6 +174,7 @@ def _lower(
         call=np.int64(_index_of(info)),
         program=np.int64(0),
         site=np.int64(-1),
+        closed=np.int64(0),
     )
 
 

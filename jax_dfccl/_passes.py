@@ -43,6 +43,16 @@ _VARYING_OPERATIONS = frozenset(
     )
 )
 
+# Operations that keep the thread they run on until their peers come.
+_WAITING_OPERATIONS = frozenset(
+    "stablehlo." + name
+    for name in (
+        *("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "cross_replica_sum"),
+        *("collective_permute", "collective_broadcast", "async_start", "async_done"),
+        *("send", "recv", "infeed", "outfeed", "composite"),
+    )
+)
+
 # With more tickets than this, a done takes them joined to one array, so that the operands of a
 # block grow linearly and not quadratically with its calls.
 _MAX_TICKET_OPERANDS = 16
@@ -223,6 +233,7 @@ class _Survey:
     holders: set[str] = dataclasses.field(default_factory=set)  # functions that hold calls
     calls: dict[str, list[tuple[str, Any]]] = dataclasses.field(default_factory=dict)
     may_fail: bool = False  # a custom call of others can end the program between start and done
+    may_wait: bool = False  # an operation of others can keep its thread until a peer comes
 
 
 def _survey(module: Any) -> _Survey:
@@ -244,7 +255,9 @@ def _survey(module: Any) -> _Survey:
                     if _config_of(op) is not None:
                         survey.holders.add(name)
                 elif target not in _HARMLESS_TARGETS and not target.startswith(_HARMLESS_PREFIXES):
-                    survey.may_fail = True
+                    survey.may_fail = survey.may_wait = True
+            elif op.name in _WAITING_OPERATIONS:
+                survey.may_wait = True
             return ir.WalkResult.ADVANCE
 
         function.walk(visit)
@@ -779,13 +792,14 @@ def _hash(module: Any) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
-def _set_names(call: _Call, program: int) -> None:
+def _set_names(call: _Call, program: int, survey: _Survey) -> None:
     signed = program - (1 << 64) if program >> 63 else program
     for op in call.emitted:
         config = {entry.name: entry.attr for entry in op.attributes["mhlo.backend_config"]}
         config.pop("call", None)
         config["site"] = _i64(call.site)
         config["program"] = _i64(signed)
+        config["closed"] = _i64(int(not survey.may_wait))
         op.attributes["mhlo.backend_config"] = ir.DictAttr.get(config)
 
 
@@ -857,13 +871,13 @@ def rewrite(
         for block in blocks:
             _split(block, (), int(survey.may_fail))
         for call in graph.calls:
-            _set_names(call, 0)
+            _set_names(call, 0, survey)
         program = _hash(module)
         program_name = attributes["sym_name"].value
         if conflicts:
             _conflicts[program] = conflicts
         for call in graph.calls:
-            _set_names(call, program)
+            _set_names(call, program, survey)
             register(
                 Site(
                     program=program,

@@ -146,6 +146,7 @@ Status Decode(Target target, const ffi::Dictionary& attributes, CallState* state
   const int64_t timeout_us = reader.Integer("timeout_us");
   const int64_t program = reader.Integer("program");
   const int64_t site = reader.Integer("site");
+  const int64_t closed = reader.Integer("closed");
   const int64_t stage = target == Target::kStart ? reader.Integer("stage") : 0;
   if (!reader.status().ok()) return reader.status();
 
@@ -165,6 +166,7 @@ Status Decode(Target target, const ffi::Dictionary& attributes, CallState* state
   state->name = std::string(name);
   state->has_key = has_key != 0;
   state->has_position = devices.size() == 0;
+  state->closed = closed != 0;
   state->stage_source = stage != 0;
   state->priority = static_cast<int>(priority);
   state->timeout_ns = timeout_us * 1000;
@@ -276,6 +278,7 @@ Status DecodeSubmission(const CallState& state, const XLA_FFI_CallFrame& frame, 
   submission->signature = {Kind::kAllReduce, state.op, source.dtype, source.count};
   submission->source = source.data;
   submission->stage_source = state.stage_source;
+  submission->closed = state.closed;
   submission->priority = state.priority;
   submission->timeout_ns = state.timeout_ns;
   submission->program = state.program;

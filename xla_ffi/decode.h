@@ -17,6 +17,7 @@
 //   timeout_us   i64      0: the process default
 //   program      i64      the program's hash
 //   site         i64      number of the call in the program; < 0: not assigned
+//   closed       i64      1: no other operation of the program waits for peers
 //   stage        i64      start only. 1: copy the source at start
 #ifndef DFCCL_XLA_FFI_DECODE_H_
 #define DFCCL_XLA_FFI_DECODE_H_
@@ -54,6 +55,7 @@ struct CallState {
   std::string name;
   bool has_key = false;
   bool has_position = false;
+  bool closed = false;
   bool stage_source = false;
   int priority = 0;
   int64_t timeout_ns = 0;

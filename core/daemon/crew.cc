@@ -22,7 +22,10 @@ struct ThreadState {
   Daemon* last = nullptr;
   bool in_callback = false;    // and will look for more callbacks after it
   bool long_callback = false;  // is inside one of a call site with long ones
-  int64_t nested_ns = 0;       // time in the runtime within the callback
+  bool collects = false;       // is in a submission that will call closed callbacks, of these:
+  Operation* first_closed = nullptr;
+  Operation* last_closed = nullptr;
+  int64_t nested_ns = 0;  // time in the runtime within the callback
 };
 thread_local ThreadState thread_state;
 
@@ -84,6 +87,13 @@ bool Crew::IsLong(uint32_t site) const {
 
 bool Crew::TryPost(Operation* operation) {
   const Completion completion = {operation->callback, operation->argument, operation->site_hash};
+  if (operation->closed && thread_state.collects && !IsLong(completion.site)) {
+    ThreadState& thread = thread_state;
+    operation->next = nullptr;
+    (thread.first_closed != nullptr ? thread.last_closed->next : thread.first_closed) = operation;
+    thread.last_closed = operation;
+    return true;
+  }
   // A long callback around us would keep a short one waiting, too.
   if (!thread_state.long_callback && !IsLong(completion.site) && short_.TryPush(completion)) {
     return true;
@@ -98,7 +108,32 @@ void Crew::CallWorkers() {
   for (int i = 1; i < workers_; ++i) Notify();
 }
 
-void Crew::BeginDrive() { thread_state.driving = true; }
+void Crew::BeginDrive() {
+  ThreadState& thread = thread_state;
+  thread.driving = true;
+  if (!thread.in_callback) thread.collects = true;
+}
+
+void Crew::EndDrive() {
+  ThreadState& thread = thread_state;
+  if (thread.in_callback || !thread.collects) return;
+  if (thread.first_closed != nullptr) {
+    int64_t now_ns = NowNs();
+    const int64_t end_ns = now_ns + kClosedNs;
+    while (Operation* operation = thread.first_closed) {
+      thread.first_closed = operation->next;  // the callback gives the operation back
+      const Completion completion = {operation->callback, operation->argument,
+                                     operation->site_hash};
+      // What is below us must not wait for long, unless the queue is full.
+      if (now_ns >= end_ns && short_.TryPush(completion)) {
+        Notify();
+      } else {
+        Call(completion, &now_ns);
+      }
+    }
+  }
+  thread.collects = false;
+}
 
 void Crew::Drive(Daemon* own, int64_t deadline_ns) {
   thread_state.driving = true;

@@ -10,9 +10,11 @@
 // when there is nothing to do.
 //
 // A callback is foreign code that may take any time or even wait for another
-// callback or for the program that made a submission. So it runs neither under
-// a daemon nor inside a submission, only on a crew thread with nothing below
-// it. Short callbacks are called by one thread, one after the other (a
+// callback or for the program that made a submission. So it never runs under a
+// daemon, and inside a submission only if it is short and was said to wait for
+// nobody (Submission::closed): then the submitting thread calls it on its way
+// out, which saves waking another thread. All others run on crew threads with
+// nothing below them. Short callbacks are called by one thread, one after the other (a
 // trampoline); what they submit is run right there, so a chain of dependent
 // collectives stays on that thread without context switches. Call sites whose
 // callbacks were seen to be long get a thread each, also beyond `workers`. When
@@ -59,6 +61,9 @@ class Crew {
   // through it until then.
   void BeginDrive();
 
+  // Ends a submission: calls the closed callbacks that it brought about.
+  void EndDrive();
+
   // Runs `own` if nobody else does, then whatever daemons it made runnable,
   // until nothing is runnable or `deadline_ns` has passed. Calls no callbacks,
   // and holds no daemon on return.
@@ -100,6 +105,7 @@ class Crew {
   static constexpr int64_t kLongCallbackNs = 20'000;
   static constexpr uint32_t kLongStreak = 4;
   static constexpr int64_t kSearchNs = 10'000;
+  static constexpr int64_t kClosedNs = 200'000;  // a submission may spend on callbacks
   static constexpr int64_t kQuantumNs = 1'000'000;
   static constexpr int kMostThreads = 1024;
   static constexpr int kReliefThreads = 16;

@@ -62,6 +62,7 @@ struct alignas(kCacheLine) Operation : WakeNode, OrderNode {
   Runtime::Callback callback = nullptr;  // set before "registered"
   void* argument = nullptr;
   uint32_t site_hash = 0;
+  bool closed = false;  // see Submission
 
   // Memory of the runtime that the operation holds.
   void* staged_source = nullptr;

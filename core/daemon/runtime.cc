@@ -248,6 +248,7 @@ Operation* RuntimeImpl::Submit(const Submission& submission) {
   crew_.Drive(daemon, deadline_ns);
   // The time to move little data is not worth a look at the clock.
   if (moves_much && crew_.InCallback()) crew_.NestedTime(NowNs() - submit_ns);
+  crew_.EndDrive();
   return operation;
 }
 
@@ -258,6 +259,7 @@ void RuntimeImpl::Enter(Operation* operation, const Submission& submission) {
   const Shape shape = ShapeOf(signature, group->size());
   operation->member = static_cast<uint16_t>(submission.member);
   operation->priority = submission.priority;
+  operation->closed = submission.closed;
   operation->group = group;
   operation->signature = signature;
   operation->bytes = shape.bytes;

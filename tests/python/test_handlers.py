@@ -38,6 +38,7 @@ def attributes(**changed: Any) -> dict[str, Any]:
         "devices": [device.id for device in jax.devices()],
         "name": "",
         "has_key": 0,
+        "closed": 0,
         "priority": 0,
         "timeout_us": 20_000_000,
         "program": 4711,
