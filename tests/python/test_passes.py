@@ -104,6 +104,7 @@ class Call:
         self.program = config["program"].value % (1 << 64)
         self.name = config["name"].value
         self.stage = config["stage"].value if "stage" in config else None
+        self.closed = config["closed"].value
 
     @property
     def result(self):
@@ -375,6 +376,21 @@ def test_sources_are_staged_if_something_else_can_fail():
     assert [c.stage for c in Rewritten(with_callback).of(START)] == [1]
     plain = Rewritten(lambda x: lax.cond(index_is_even(), call, lambda c: c, x))
     assert [c.stage for c in plain.of(START)] == [0]
+
+
+def closed(body):
+    return {call.closed for call in Rewritten(body).calls}
+
+
+def test_programs_that_wait_for_nothing_else_are_closed():
+    assert closed(lambda x: jnp.sort(call(x)) * 2) == {1}
+    assert closed(lambda x: call(x) + jax.lax.psum(x, "i")) == {0}
+    assert closed(lambda x: jax.lax.ppermute(call(x), "i", [(0, 1), (1, 0)])) == {0}
+
+    def callback(x):
+        return jax.pure_callback(lambda v: v, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    assert closed(lambda x: callback(call(x))) == {0}
 
 
 def run_in_order(module):

@@ -3,6 +3,7 @@
 // other.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -27,7 +28,9 @@ struct Hooked {
 
   // Submits; the hook runs when the operation has finished, here or elsewhere.
   void Go() {
-    part.Submit();
+    Submission submission = part.MakeSubmission();
+    submission.closed = closed;
+    part.Submit(submission);
     Status status;
     if (Runtime::Get().Finished(part.operation(), &status) ||
         !Runtime::Get().OnFinish(part.operation(), &Hooked::OnFinish, this)) {
@@ -45,6 +48,7 @@ struct Hooked {
 
   Part part;
   std::function<void()> hook;
+  bool closed = false;
 };
 
 class Latch {
@@ -91,6 +95,76 @@ TEST_F(RuntimeTest, CallbacksThatWaitForEachOther) {
     ASSERT_EQ(failures, 0);
     for (auto& part : parts) part->Release();
   }
+}
+
+// A chain in one thread: closed callbacks run in the submission that brought
+// them about, and what they submit adds to its list, not to its stack.
+TEST_F(RuntimeTest, ClosedCallbacksRunOnTheSubmittingThread) {
+  constexpr int kMembers = 4;
+  constexpr int kSteps = 2000;
+  std::vector<Instance> instances;
+  for (int step = 0; step < kSteps; ++step) instances.push_back(Make(Devices(kMembers), step % 3));
+  const std::thread::id self = std::this_thread::get_id();
+  static thread_local int depth = 0;
+  std::atomic<int> here{0}, deepest{0};
+  Latch done(kMembers - 1);
+  std::vector<std::vector<std::unique_ptr<Hooked>>> programs(kMembers);
+  for (int member = 0; member < kMembers; ++member) {
+    for (int step = 0; step < kSteps; ++step) {
+      // The last member goes on by itself, as a handler that returns at once does.
+      const bool last = member == kMembers - 1;
+      programs[member].push_back(
+          std::make_unique<Hooked>(instances[step], member, [&, member, step, last] {
+            if (last) return;
+            if (std::this_thread::get_id() == self) ++here;
+            if (++depth > deepest) deepest = depth;
+            if (step + 1 < kSteps) programs[member][step + 1]->Go();
+            --depth;
+            if (step + 1 == kSteps) done.Down();
+          }));
+      programs[member].back()->closed = true;
+    }
+  }
+  for (int member = 0; member < kMembers - 1; ++member) programs[member][0]->Go();
+  for (int step = 0; step < kSteps; ++step) programs[kMembers - 1][step]->Go();
+  ASSERT_TRUE(done.Wait());
+  EXPECT_GT(here, 0);
+  EXPECT_LT(deepest, 50);
+  for (auto& program : programs) {
+    for (int step = 0; step < kSteps; ++step) {
+      Part& part = program[step]->part;
+      for (int64_t i = 0; i < instances[step].count; ++i) {
+        ASSERT_EQ(part.result()[i], instances[step].Expected(i)) << "step " << step;
+      }
+      program[step]->Release();
+    }
+  }
+}
+
+// Closed callbacks that turn out to be long leave the submission to the others.
+TEST_F(RuntimeTest, LongClosedCallbacksAreHandedOver) {
+  constexpr int kMembers = 6;
+  const std::thread::id self = std::this_thread::get_id();
+  bool handed_over = false;
+  for (int round = 0; round < 20 && !handed_over; ++round) {
+    const Instance instance = Make(Devices(kMembers), 10);
+    Latch done(kMembers);
+    std::atomic<int> elsewhere{0};
+    std::vector<std::unique_ptr<Hooked>> parts;
+    for (int i = 0; i < kMembers; ++i) {
+      parts.push_back(std::make_unique<Hooked>(instance, i, [&] {
+        if (std::this_thread::get_id() != self) ++elsewhere;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        done.Down();
+      }));
+      parts.back()->closed = true;
+    }
+    for (auto& part : parts) part->Go();
+    ASSERT_TRUE(done.Wait());
+    handed_over = elsewhere > 0;
+    for (auto& part : parts) part->Release();
+  }
+  EXPECT_TRUE(handed_over);
 }
 
 // Programs of dependent calls that are driven by callbacks alone.
