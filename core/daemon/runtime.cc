@@ -36,11 +36,11 @@ namespace {
 // use the flat plan, others the two-shot plan. Both fold in member order, so the
 // choice does not change a bit.
 constexpr int64_t kFlatBytes = int64_t{4} << 10;
-constexpr int64_t kFlatGroupBytes = int64_t{128} << 10;
+constexpr int64_t kFlatGroupBytes = int64_t{1} << 20;
 // Results of all members together from this size on are written past the caches.
 constexpr int64_t kStreamingBytes = int64_t{8} << 20;
 // Bytes read and written by all members from which on waking a worker pays.
-constexpr int64_t kHeavyBytes = int64_t{1} << 20;
+constexpr int64_t kHeavyBytes = int64_t{4} << 20;
 // Bytes of all members from which on moving them takes more than a few us.
 constexpr int64_t kNestedBytes = int64_t{32} << 10;
 // How long a submitting thread may run daemons.
