@@ -148,8 +148,8 @@ void Crew::Drive(Daemon* own, int64_t deadline_ns) {
   Spill();
   if (run_queue_.ApproxSize() > 0) Notify();
   if (short_.ApproxSize() == 0) return;
-  if (thread_state.in_callback) {
-    // This thread comes to them when the callback around us returns.
+  if (thread_state.in_callback && !thread_state.collects) {
+    // This crew thread comes to them when the callback around us returns.
     attend_(attend_argument_);
   } else if (drainers_.LoadSeqCst() == 0) {
     Notify();

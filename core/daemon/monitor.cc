@@ -2,6 +2,7 @@
 // The loop of the monitor thread and what it looks for.
 #include "core/daemon/monitor.h"
 
+#include <dirent.h>
 #include <time.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <cstdio>
 #include <limits>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/daemon/clock.h"
@@ -28,6 +30,30 @@ int64_t ReadNs(clockid_t clock) {
   timespec time;
   clock_gettime(clock, &time);
   return time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec;
+}
+
+// Whether a thread of this process but the calling one runs, waits for a core
+// or for a disk: on a busy machine a process that computes may get hardly any
+// processor time. False where the system does not tell.
+bool AnotherThreadRuns() {
+  DIR* threads = opendir("/proc/self/task");
+  if (threads == nullptr) return false;
+  int running = 0;
+  while (const dirent* thread = readdir(threads)) {
+    const std::string path = std::string("/proc/self/task/") + thread->d_name + "/stat";
+    std::FILE* file = std::fopen(path.c_str(), "r");
+    if (file == nullptr) continue;  // has ended
+    char text[256];
+    const size_t size = std::fread(text, 1, sizeof(text), file);
+    std::fclose(file);
+    // "id (name) state ...", and the name may hold anything.
+    const size_t name_end = std::string_view(text, size).rfind(") ");
+    if (name_end == std::string_view::npos || name_end + 2 >= size) continue;
+    const char state = text[name_end + 2];
+    if (state == 'R' || state == 'D') ++running;
+  }
+  closedir(threads);
+  return running > 1;
 }
 
 void Warn(const std::string& text) { std::fprintf(stderr, "jax_dfccl: %s\n", text.c_str()); }
@@ -174,7 +200,8 @@ void Monitor::LookForCycles(int64_t now_ns) {
   const int64_t quiet_ns = now_ns - quiet_since_ns_;
   if (quiet_ns < options_.cycle_grace_ns) return;
   const int64_t cpu_ns = OthersCpuNs();
-  if (static_cast<double>(cpu_ns - quiet_cpu_ns_) > kIdleShare * static_cast<double>(quiet_ns)) {
+  if (static_cast<double>(cpu_ns - quiet_cpu_ns_) > kIdleShare * static_cast<double>(quiet_ns) ||
+      AnotherThreadRuns()) {
     // Someone computes, and may come yet.
     quiet_since_ns_ = now_ns;
     quiet_cpu_ns_ = cpu_ns;
