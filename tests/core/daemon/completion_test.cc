@@ -107,7 +107,7 @@ TEST_F(RuntimeTest, ClosedCallbacksRunOnTheSubmittingThread) {
   const std::thread::id self = std::this_thread::get_id();
   static thread_local int depth = 0;
   std::atomic<int> here{0}, deepest{0};
-  Latch done(kMembers - 1);
+  Latch done(kMembers - 1 + kSteps);
   std::vector<std::vector<std::unique_ptr<Hooked>>> programs(kMembers);
   for (int member = 0; member < kMembers; ++member) {
     for (int step = 0; step < kSteps; ++step) {
@@ -115,7 +115,7 @@ TEST_F(RuntimeTest, ClosedCallbacksRunOnTheSubmittingThread) {
       const bool last = member == kMembers - 1;
       programs[member].push_back(
           std::make_unique<Hooked>(instances[step], member, [&, member, step, last] {
-            if (last) return;
+            if (last) return done.Down();
             if (std::this_thread::get_id() == self) ++here;
             if (++depth > deepest) deepest = depth;
             if (step + 1 < kSteps) programs[member][step + 1]->Go();
