@@ -77,12 +77,27 @@ class ProgramState {
 
 class NameState {
  public:
-  uint64_t NextOccurrence(int64_t device, const Group* group, int64_t key) {
-    const int member = group->IndexOf(device);
+  uint64_t NextOccurrence(int64_t device, const Group* group, int64_t key, uint64_t program,
+                          uint64_t launch) {
+    const int index = group->IndexOf(device);
     std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<uint64_t>& counts = counts_[{key, group}];
-    if (counts.empty()) counts.resize(group->members.size());
-    return counts[member]++;
+    Member& member = MembersOf(key, group)[index];
+    if (member.lost && member.lost_program == program && member.lost_launch == launch) {
+      return member.lost_occurrence;
+    }
+    return member.next++;
+  }
+  void GiveUp(const FailedOccurrence& failed, const std::vector<int>& absent_members) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<Member>& members = MembersOf(failed.key, failed.group);
+    for (int index : absent_members) {
+      Member& member = members[index];
+      member.next = std::max(member.next, failed.occurrence + 1);
+      member.lost = true;
+      member.lost_program = failed.program;
+      member.lost_launch = failed.launch;
+      member.lost_occurrence = failed.occurrence;
+    }
   }
 
  private:
@@ -92,8 +107,21 @@ class NameState {
       return MixBits(static_cast<uint64_t>(key.first) ^ key.second->hash);
     }
   };
+  struct Member {
+    uint64_t next = 0;
+    bool lost = false;  // an occurrence failed without this member, in this launch:
+    uint64_t lost_program = 0;
+    uint64_t lost_launch = 0;
+    uint64_t lost_occurrence = 0;
+  };
+  std::vector<Member>& MembersOf(int64_t key, const Group* group) {
+    std::vector<Member>& members = members_[{key, group}];
+    if (members.empty()) members.resize(group->members.size());
+    return members;
+  }
+
   std::mutex mutex_;
-  std::unordered_map<Key, std::vector<uint64_t>, KeyHash> counts_;  // by member index
+  std::unordered_map<Key, std::vector<Member>, KeyHash> members_;  // by member index
 };
 
 // The executable that is being instantiated: one at a time (BeginExecutable).
@@ -117,8 +145,9 @@ struct Registry {
 
 class Site final : public CallSite {
  public:
-  Site(ProgramState* program, NameState* name, uint64_t epoch, const Hash128& prefix)
-      : program_(program), name_(name), epoch_(epoch), prefix_(prefix) {
+  Site(uint64_t number, ProgramState* program, NameState* name, uint64_t epoch,
+       const Hash128& prefix)
+      : number_(number), program_(program), name_(name), epoch_(epoch), prefix_(prefix) {
     program_->AddSite();
   }
   ~Site() override { program_->RemoveSite(); }
@@ -136,7 +165,7 @@ class Site final : public CallSite {
     }
     Hash128 hash = prefix_;
     if (name_ != nullptr) {
-      call.occurrence = name_->NextOccurrence(device, group, key);
+      call.occurrence = name_->NextOccurrence(device, group, key, number_, call.launch);
       hash.Add(static_cast<uint64_t>(key));
     } else {
       hash.Add(call.launch);
@@ -172,6 +201,7 @@ class Site final : public CallSite {
     }
   };
 
+  const uint64_t number_;  // of the program
   ProgramState* const program_;
   NameState* const name_;  // nullptr: unnamed
   const uint64_t epoch_;
@@ -199,10 +229,22 @@ CallSite* NewCallSite(uint64_t program, int32_t site, std::string_view name) {
     name_state = entry->second.get();
     prefix.Add(kNamed).Add(name);
   }
-  return new Site(program_state.get(), name_state, registry.epoch.number, prefix);
+  return new Site(program, program_state.get(), name_state, registry.epoch.number, prefix);
 }
 
 void DeleteCallSite(CallSite* site) { delete site; }
+
+void GiveUp(const FailedOccurrence& failed, const std::vector<int>& absent_members) {
+  Registry& registry = Registry::Get();
+  NameState* name = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(registry.mutex);
+    auto entry = registry.names.find(failed.name);
+    if (entry == registry.names.end()) return;  // identified by other means
+    name = entry->second.get();
+  }
+  name->GiveUp(failed, absent_members);
+}
 
 void BeginExecutable() {
   Registry& registry = Registry::Get();

@@ -17,6 +17,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "core/collective.h"
 #include "core/group.h"
@@ -45,6 +46,21 @@ class CallSite {
 // the same time. The thread does not matter: XLA may use one of its own.
 CallSite* NewCallSite(uint64_t program, int32_t site, std::string_view name);
 void DeleteCallSite(CallSite* site);
+
+// A named instance has failed while members had not come. Their next call of
+// that name is not this one any more, so it takes the next occurrence, as the
+// others' will; only a late call from the launch that failed still gets the
+// identity of the failed instance, and so its error. All members of a call run
+// the same program, so `program` and `launch` are theirs, too.
+struct FailedOccurrence {
+  std::string_view name;
+  int64_t key;
+  const Group* group;
+  uint64_t occurrence;
+  uint64_t program;
+  uint64_t launch;
+};
+void GiveUp(const FailedOccurrence& failed, const std::vector<int>& absent_members);
 void BeginExecutable();  // the next executable is about to be compiled or loaded
 
 }  // namespace dfccl

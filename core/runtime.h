@@ -36,6 +36,7 @@ struct Submission {
   // For people: where the call is and what it is called. Not part of matching.
   uint64_t program = 0;
   uint64_t launch = 0;
+  uint64_t occurrence = 0;
   int32_t site = -1;
   std::string_view name;  // empty: unnamed
   int64_t key = 0;

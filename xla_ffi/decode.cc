@@ -283,6 +283,7 @@ Status DecodeSubmission(const CallState& state, const XLA_FFI_CallFrame& frame, 
   submission->timeout_ns = state.timeout_ns;
   submission->program = state.program;
   submission->launch = call.launch;
+  submission->occurrence = call.occurrence;
   submission->site = state.site;
   submission->name = state.name;
   submission->key = key;

@@ -28,6 +28,7 @@ struct OperationInfo {
   uint64_t sequence = 0;  // n-th operation of the device
   uint64_t program = 0;
   uint64_t launch = 0;
+  uint64_t occurrence = 0;
   int64_t key = 0;
   const std::string* name = nullptr;  // interned; nullptr: unnamed
   int64_t submit_ns = 0;

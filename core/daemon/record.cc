@@ -6,6 +6,8 @@
 #include <mutex>
 #include <new>
 
+#include "core/identity.h"
+
 namespace dfccl {
 
 ChosenPlan ChoosePlan(Algorithm algorithm, int members) {
@@ -214,9 +216,19 @@ bool RecordTable::Fail(const CollectiveId& id, const Group* group, const Status&
   // SeqCst: partners are the looks at `failed` after TrySleep's announcement
   // and after in_data_step.
   record->failed.StoreSeqCst(1);
+  std::vector<int> absent;
+  const OperationInfo* info = nullptr;
   for (int i = 0; i < record->members(); ++i) {
     Slot& slot = record->slots()[i];
-    if (slot.operation != nullptr && slot.sleep.TryWakeAny()) wake_(slot.operation);
+    if (slot.operation == nullptr) {
+      absent.push_back(i);
+      continue;
+    }
+    info = &slot.info;
+    if (slot.sleep.TryWakeAny()) wake_(slot.operation);
+  }
+  if (!absent.empty() && info != nullptr && info->name != nullptr) {
+    GiveUp({*info->name, info->key, group, info->occurrence, info->program, info->launch}, absent);
   }
   return true;
 }

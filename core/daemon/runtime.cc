@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -141,6 +142,17 @@ class RuntimeImpl : public Runtime {
  private:
   Daemon* DaemonOf(int64_t device);
   Daemon* AddDaemon(int64_t device);
+  // A device whose part of a launch has ended with an error: it will not come to
+  // what its peers in that launch still wait for.
+  struct Ended {
+    int64_t device;
+    uint64_t program;
+    uint64_t launch;
+    Status status;
+  };
+  void NoteEnded(Ended ended);
+  void FailWhatAwaits(const Ended& ended);
+  void FailIfAwaitsEnded(uint64_t program, uint64_t launch);
   uint64_t Sum(uint64_t (Daemon::*count)() const);
   Shape ShapeOf(const Signature& signature, int members) const;
   void Enter(Operation* operation, const Submission& submission);
@@ -161,6 +173,11 @@ class RuntimeImpl : public Runtime {
   std::mutex daemons_mutex_;
   std::vector<std::unique_ptr<DaemonMap>> maps_;  // old ones may still be read
   std::vector<std::unique_ptr<Daemon>> daemons_;
+
+  static constexpr size_t kRememberedEnds = 256;
+  Atomic<uint32_t> any_ended_;  // so that the usual submission takes no lock
+  std::mutex ended_mutex_;
+  std::deque<Ended> ended_;  // the newest last
 
   std::unique_ptr<Monitor> monitor_;
 };
@@ -225,6 +242,7 @@ Operation* RuntimeImpl::Submit(const Submission& submission) {
   info.sequence = sequence;
   info.program = submission.program;
   info.launch = submission.launch;
+  info.occurrence = submission.occurrence;
   info.key = submission.key;
   info.name = InternName(submission.name);
   info.submit_ns = NowNs();
@@ -292,6 +310,7 @@ void RuntimeImpl::Enter(Operation* operation, const Submission& submission) {
   switch (table_.Join(member, shape, operation, &status)) {
     case RecordTable::Arrival::kJoined:
       SignalProgress(operation->record, operation->member, kArrived);
+      if (any_ended_.LoadSeqCst() != 0) FailIfAwaitsEnded(submission.program, submission.launch);
       break;
 
     case RecordTable::Arrival::kMismatch: {
@@ -338,6 +357,51 @@ void RuntimeImpl::Collect(Operation* operation, void* destination) {
   Release(operation);
 }
 
+void RuntimeImpl::NoteEnded(Ended ended) {
+  {
+    std::lock_guard<std::mutex> lock(ended_mutex_);
+    ended_.push_back(ended);
+    if (ended_.size() > kRememberedEnds) ended_.pop_front();
+    // SeqCst: a member that joins a record after this sees it (Enter); one that
+    // joined before is found below.
+    any_ended_.StoreSeqCst(1);
+  }
+  FailWhatAwaits(ended);
+}
+
+void RuntimeImpl::FailWhatAwaits(const Ended& ended) {
+  const auto awaits = [&](Record& record) {
+    const int index = record.group->IndexOf(ended.device);
+    if (index < 0 || record.slots()[index].operation != nullptr) return false;
+    for (int i = 0; i < record.members(); ++i) {
+      const Slot& slot = record.slots()[i];
+      if (slot.operation != nullptr && slot.info.program == ended.program &&
+          slot.info.launch == ended.launch) {
+        return true;
+      }
+    }
+    return false;
+  };
+  const Status status(StatusCode::kAborted, "device " + std::to_string(ended.device) +
+                                                " has left this launch of the program with an "
+                                                "error and cannot come: " +
+                                                ended.status.message());
+  for (const RecordView& view : table_.View(awaits)) {
+    table_.Fail(view.id, view.group, status, view.arrived);
+  }
+}
+
+void RuntimeImpl::FailIfAwaitsEnded(uint64_t program, uint64_t launch) {
+  std::vector<Ended> found;
+  {
+    std::lock_guard<std::mutex> lock(ended_mutex_);
+    for (const Ended& ended : ended_) {
+      if (ended.program == program && ended.launch == launch) found.push_back(ended);
+    }
+  }
+  for (const Ended& ended : found) FailWhatAwaits(ended);
+}
+
 void RuntimeImpl::Abandon(int64_t device, uint64_t program, uint64_t launch, const Status& status) {
   struct Pending {
     Operation* operation;
@@ -358,6 +422,7 @@ void RuntimeImpl::Abandon(int64_t device, uint64_t program, uint64_t launch, con
     return found;
   });
   for (const RecordView& view : views) table_.Fail(view.id, view.group, status);
+  NoteEnded({device, program, launch, status});
   // An operation ends only when no peer is in a data step, so at its end its
   // buffers are its owner's again.
   Daemon* daemon = DaemonOf(device);

@@ -94,6 +94,45 @@ def missing() -> None:
     _works_again()
 
 
+def missing_then_named() -> None:
+    """After a named call failed for want of a member, the name works again, in any program."""
+
+    def call(x):
+        return all_reduce(x, "i", name="shared", timeout=1.5)
+
+    good = spmd(call)
+    other = spmd(lambda x: call(x) + 1)
+    lonely = spmd(lambda x: lax.cond(lax.axis_index("i") != 3, call, lambda x: x, x))
+    for repeat in range(3):
+        x = ranked(4, np.float64, repeat)
+        check(f"before {repeat}", good(x.ravel()), np.tile(x.sum(0), N))
+        text = _error(lambda: lonely(x.ravel()))
+        check(f"named in {text!r}", "shared" in text and "[3]" in text, True)
+        check(f"after {repeat}", other(x.ravel()), np.tile(x.sum(0) + 1, N))
+        check(f"again {repeat}", good(x.ravel()), np.tile(x.sum(0), N))
+
+
+def bystanders() -> None:
+    """Members that wait for one whose launch has failed fail at once, not at the time limit."""
+
+    def order_of(*names):
+        def run(x):
+            total = 0.0 * x
+            for name in names:
+                total = all_reduce(x + 0 * total, "i", name=name, timeout=60)
+            return total
+
+        return run
+
+    def f(x):
+        branches = [order_of("A", "B"), order_of("B", "A"), order_of("C", "A", "B")]
+        return lax.switch(jnp.minimum(lax.axis_index("i"), 2), branches, x)
+
+    text = _error(lambda: spmd(f)(ranked(4, np.float64).ravel()))
+    check(f"cycle in {text!r}", "wait for each other" in text, True)
+    _works_again()
+
+
 def raises() -> None:
     """A host callback raises on device 3 while the others sit in the all-reduce."""
 
@@ -220,6 +259,8 @@ if __name__ == "__main__":
                 order,
                 threads,
                 missing,
+                missing_then_named,
+                bystanders,
                 raises,
                 mismatch,
                 cycle,

@@ -33,6 +33,8 @@ def run(program: str, case: str, *options: str, limit_s: int = 120) -> None:
         "order",
         "threads",
         "missing",
+        "missing_then_named",
+        "bystanders",
         "raises",
         "mismatch",
         "cycle",
