@@ -4,6 +4,15 @@
 from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
 from importlib.metadata import version as _version
 
+try:
+    from jax_dfccl import _core as _core
+except ImportError as error:
+    raise ImportError(
+        f"jax_dfccl was imported from {__path__[0]}, where its extension is not built or does "
+        "not load. If that is the source tree, install the package (pip install .) and run from "
+        "another folder, or install it in place (pip install -e .)"
+    ) from error
+
 from jax_dfccl._all_reduce import all_reduce as all_reduce
 from jax_dfccl._report import Report as Report
 from jax_dfccl._report import report as report

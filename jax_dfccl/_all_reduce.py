@@ -55,7 +55,7 @@ def all_reduce(
     `lax.switch`, and calls in different programs, are different places: if they are to meet, give
     them the same `name`. Calls that share a name and a key on one member are matched in the order
     in which that member runs them, so give different names or keys to calls of one member that
-    may run in either order. Members that disagree about op, dtype, shape or group get an error
+    may run in either order. Members that disagree about op, dtype, size or group get an error
     that names both sides, and so does a call that a member never makes, after `timeout`.
 
     **Order of summation.** Elements are combined left to right by rank in the group (row-major
@@ -147,6 +147,9 @@ def _reduce(x: Any, key: tuple[Any, ...], **params: Any) -> Any:
     if dtype == np.bool_ and op in ("sum", "mean", "prod"):
         x, dtype = x.astype(np.int32), np.dtype(np.int32)
     integer_mean = op == "mean" and jnp.issubdtype(dtype, np.integer)
+    if integer_mean and jax.dtypes.itemsize_bits(dtype) < 8:
+        # The sum would wrap around already for two members.
+        x, dtype = x.astype(np.int32), np.dtype(np.int32)
     if integer_mean:
         params["op"] = "sum"
     result = bind(x.astype(_stored_dtype(dtype)), *key, **params).astype(dtype)

@@ -26,6 +26,7 @@ ORDERS = 16
 LEARNING_RATE = 0.15
 MOMENTUM = 0.9
 STOCK_LIMIT_S = 120
+STOCK_ATTEMPTS = 4
 TOLERANCE = 2e-4
 # XLA gives up on a stuck collective after 60 s; the demo does not want to wait that long.
 STOCK_FLAGS = (
@@ -257,12 +258,18 @@ def _demo(args: argparse.Namespace) -> int:
     )
     if not args.skip_stock:
         console.print("\nThe same program with lax.psum, in a child process:")
-        console.print(_run_stock(args, reference))
+        for attempt in range(STOCK_ATTEMPTS):
+            right, what = _run_stock(args, reference)
+            console.print(f"  {what}")
+            if not right:
+                break
+            if attempt + 1 < STOCK_ATTEMPTS:
+                console.print("  (order and luck decide; once more)")
     return 0 if good else 1
 
 
-def _run_stock(args: argparse.Namespace, reference: Any) -> str:
-    """What the program does on lax.psum: one sentence."""
+def _run_stock(args: argparse.Namespace, reference: Any) -> tuple[bool, str]:
+    """Whether the program came out right on lax.psum, and what it did in one sentence."""
     import numpy as np
 
     command = [sys.executable, "-m", "jax_dfccl", "demo", "--collective", "lax"]
@@ -279,7 +286,7 @@ def _run_stock(args: argparse.Namespace, reference: Any) -> str:
             env=environment,
         )
     except subprocess.TimeoutExpired:
-        return f"  it hung; killed after {STOCK_LIMIT_S} s."
+        return False, f"it hung; killed after {STOCK_LIMIT_S} s."
     seconds = time.perf_counter() - started
     if child.returncode != 0:
         how = (
@@ -291,13 +298,13 @@ def _run_stock(args: argparse.Namespace, reference: Any) -> str:
         # XLA's fatal log lines begin with F and the date.
         cause = next((line for line in lines if re.match(r"F\d{4} ", line)), lines[-1])
         cause = re.sub(r"^F\d{4} [^\]]*\] ", "", cause)
-        return f"  it was aborted after {seconds:.0f} s ({how}): {cause[:200]}"
+        return False, f"it was aborted after {seconds:.0f} s ({how}): {cause[:200]}"
     parameters = [np.array(p, np.float32) for p in json.loads(child.stdout.splitlines()[-1])]
     accuracy, difference = _accuracy(parameters), _difference(parameters, reference)
     if difference <= TOLERANCE:
-        return "  it came out right this time."
-    return (
-        f"  it finished with exit status 0 and wrong parameters: relative difference "
+        return True, "it came out right this time."
+    return False, (
+        f"it finished with exit status 0 and wrong parameters: relative difference "
         f"{difference:.1e} from a single-device run, test accuracy {accuracy * 100:.1f} %."
     )
 

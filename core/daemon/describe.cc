@@ -178,7 +178,15 @@ std::string Describer::Missing(const RecordView& record, int64_t now_ns) const {
     text += (listed > 1 ? ", device " : " device ") + std::to_string(record.group->members[i]);
     if (!site.source.empty()) text += " (" + site.source + " in " + site.program + ")";
   }
-  return text + ".";
+  text += ".";
+  if (first.name == nullptr) {
+    text +=
+        " Calls in different branches are different calls: if two are to meet, give both one "
+        "name=.";
+  } else {
+    text += " A named call whose value the program does not use is removed from it.";
+  }
+  return text;
 }
 
 std::string Describer::Timeout(const RecordView& record, int64_t now_ns) const {
@@ -216,6 +224,7 @@ std::string Describer::Cycle(const WaitCycle& cycle) const {
   std::string text = "devices wait for each other: device ";
   bool all_data = true;
   bool all_known = true;
+  std::string groups;  // where one name is called with two groups
   for (size_t i = 0; i < cycle.chain.size(); ++i) {
     const WaitCycle::Link& link = cycle.chain[i];
     const WaitCycle::Link& next = cycle.chain[(i + 1) % cycle.chain.size()];
@@ -225,6 +234,13 @@ std::string Describer::Cycle(const WaitCycle& cycle) const {
     text += " waits in " + Call(info, link.record->signature) + " for device " +
             std::to_string(blocked.device);
     if (i + 1 < cycle.chain.size()) text += ", which";
+    if (info.name != nullptr && info.name == blocked.name && info.key == blocked.key &&
+        link.record->group != next.record->group) {
+      groups = " The calls named '" + *info.name +
+               "' disagree about the group: " + List(link.record->group->members) + " on device " +
+               std::to_string(info.device) + ", " + List(next.record->group->members) +
+               " on device " + std::to_string(blocked.device) + ".";
+    }
     switch (sites_->NeedsResultOf(info, blocked.program, blocked.site)) {
       case SiteTable::Dependence::kUnknown:
         all_known = false;
@@ -238,7 +254,9 @@ std::string Describer::Cycle(const WaitCycle& cycle) const {
     }
   }
   text += ".";
-  if (all_data) {
+  if (!groups.empty()) {
+    text += groups;
+  } else if (all_data) {
     text +=
         " This is a cycle of data dependences: each missing call needs the result of the call "
         "its device is blocked in, so no order of execution can serve it.";
