@@ -3,8 +3,9 @@
 
 A small classifier learns scikit-learn's handwritten digits on 8 virtual CPU devices. Each step,
 every device all-reduces its gradient buckets in an order of its own (`lax.switch` over
-permutations, chosen by device and step). On jax_dfccl that trains exactly like one device; the
-same program on `lax.psum` is then run in a child process to show what happens there.
+permutations, chosen by device and step); device 0 also waits for each before the next. On
+jax_dfccl that trains exactly like one device; the same program on `lax.psum` is then run in a
+child process to show what happens there.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from jax_dfccl import _config
 LAYERS = (64, 96, 48, 10)
 BATCH = 256
 ORDERS = 16
+ONE_BY_ONE = 4  # of the orders: the next bucket goes out when the one before is back
 LEARNING_RATE = 0.15
 MOMENTUM = 0.9
 STOCK_LIMIT_S = 120
@@ -110,12 +112,13 @@ def _bucket_orders(buckets: int) -> list[Any]:
     import numpy as np
 
     rng = np.random.default_rng(2)
-    return [rng.permutation(buckets) for _ in range(ORDERS)]
+    return [rng.permutation(buckets) for _ in range(ORDERS + ONE_BY_ONE)]
 
 
 def _parallel_step(devices: int, all_reduce: Callable[[Any, str], Any]) -> Callable[..., Any]:
     """A jitted training step; `all_reduce(gradient, name)` averages over the devices."""
     import jax
+    import jax.numpy as jnp
     import numpy as np
     from jax import lax
     from jax.sharding import Mesh
@@ -123,11 +126,14 @@ def _parallel_step(devices: int, all_reduce: Callable[[Any, str], Any]) -> Calla
 
     orders = _bucket_orders(2 * (len(LAYERS) - 1))
 
-    def in_order(order: Any) -> Callable[..., Any]:
+    def in_order(order: Any, one_by_one: bool) -> Callable[..., Any]:
         def branch(gradients: list[Any]) -> list[Any]:
             reduced = list(gradients)
+            before = jnp.float32(0)
             for bucket in order:
-                reduced[bucket] = all_reduce(gradients[bucket], f"bucket {bucket}")
+                reduced[bucket] = all_reduce(gradients[bucket] + before, f"bucket {bucket}")
+                if one_by_one:
+                    before = 0 * reduced[bucket].ravel()[0]
             return reduced
 
         return branch
@@ -135,8 +141,12 @@ def _parallel_step(devices: int, all_reduce: Callable[[Any, str], Any]) -> Calla
     def step(parameters: Any, velocities: Any, index: Any, images: Any, labels: Any) -> Any:
         loss, gradients = jax.value_and_grad(_loss)(parameters, images, labels)
         # 5 and 16 share no factor: in every step each of up to 16 devices has its own order.
-        which = (lax.axis_index("data") * 5 + index * 3) % ORDERS
-        gradients = lax.switch(which, [in_order(order) for order in orders], gradients)
+        device = lax.axis_index("data")
+        which = jnp.where(
+            device == 0, ORDERS + index % ONE_BY_ONE, (device * 5 + index * 3) % ORDERS
+        )
+        branches = [in_order(order, k >= ORDERS) for k, order in enumerate(orders)]
+        gradients = lax.switch(which, branches, gradients)
         parameters, velocities = _update(parameters, velocities, gradients)
         return parameters, velocities, loss[None]
 
