@@ -101,48 +101,52 @@ TEST_F(RuntimeTest, CallbacksThatWaitForEachOther) {
 // them about, and what they submit adds to its list, not to its stack.
 TEST_F(RuntimeTest, ClosedCallbacksRunOnTheSubmittingThread) {
   constexpr int kMembers = 4;
-  constexpr int kSteps = 2000;
-  std::vector<Instance> instances;
-  for (int step = 0; step < kSteps; ++step) instances.push_back(Make(Devices(kMembers), step % 3));
+  constexpr int kSteps = 500;
   const std::thread::id self = std::this_thread::get_id();
   static thread_local int depth = 0;
   std::atomic<int> here{0}, deepest{0};
-  Latch done(kMembers - 1 + kSteps);
-  std::vector<std::vector<std::unique_ptr<Hooked>>> programs(kMembers);
-  for (int member = 0; member < kMembers; ++member) {
-    for (int step = 0; step < kSteps; ++step) {
-      // The last member goes on by itself, as a handler that returns at once does.
-      const bool last = member == kMembers - 1;
-      programs[member].push_back(
-          std::make_unique<Hooked>(instances[step], member, [&, member, step, last] {
-            if (last) return done.Down();
-            if (std::this_thread::get_id() == self) ++here;
-            if (++depth > deepest) deepest = depth;
-            // Once the next step is on its way, all may end before this returns.
-            if (step + 1 == kSteps) {
-              done.Down();
-            } else {
-              programs[member][step + 1]->Go();
-            }
-            --depth;
-          }));
-      programs[member].back()->closed = true;
+  // On a busy machine a submission may run out of time and leave all to others.
+  for (int round = 0; round < 4 || (here == 0 && round < 100); ++round) {
+    std::vector<Instance> instances;
+    for (int step = 0; step < kSteps; ++step)
+      instances.push_back(Make(Devices(kMembers), step % 3));
+    Latch done(kMembers - 1 + kSteps);
+    std::vector<std::vector<std::unique_ptr<Hooked>>> programs(kMembers);
+    for (int member = 0; member < kMembers; ++member) {
+      for (int step = 0; step < kSteps; ++step) {
+        // The last member goes on by itself, as a handler that returns at once does.
+        const bool last = member == kMembers - 1;
+        programs[member].push_back(
+            std::make_unique<Hooked>(instances[step], member, [&, member, step, last] {
+              if (last) return done.Down();
+              if (std::this_thread::get_id() == self) ++here;
+              if (++depth > deepest) deepest = depth;
+              // Once the next step is on its way, all may end before this returns.
+              if (step + 1 == kSteps) {
+                done.Down();
+              } else {
+                programs[member][step + 1]->Go();
+              }
+              --depth;
+            }));
+        programs[member].back()->closed = true;
+      }
+    }
+    for (int member = 0; member < kMembers - 1; ++member) programs[member][0]->Go();
+    for (int step = 0; step < kSteps; ++step) programs[kMembers - 1][step]->Go();
+    ASSERT_TRUE(done.Wait());
+    for (auto& program : programs) {
+      for (int step = 0; step < kSteps; ++step) {
+        Part& part = program[step]->part;
+        for (int64_t i = 0; i < instances[step].count; ++i) {
+          ASSERT_EQ(part.result()[i], instances[step].Expected(i)) << "step " << step;
+        }
+        program[step]->Release();
+      }
     }
   }
-  for (int member = 0; member < kMembers - 1; ++member) programs[member][0]->Go();
-  for (int step = 0; step < kSteps; ++step) programs[kMembers - 1][step]->Go();
-  ASSERT_TRUE(done.Wait());
   EXPECT_GT(here, 0);
   EXPECT_LT(deepest, 50);
-  for (auto& program : programs) {
-    for (int step = 0; step < kSteps; ++step) {
-      Part& part = program[step]->part;
-      for (int64_t i = 0; i < instances[step].count; ++i) {
-        ASSERT_EQ(part.result()[i], instances[step].Expected(i)) << "step " << step;
-      }
-      program[step]->Release();
-    }
-  }
 }
 
 // Closed callbacks that turn out to be long leave the submission to the others.
