@@ -79,7 +79,16 @@ def test_every_op(name):
                 assert_same_bits(got, right)
 
 
-@pytest.mark.parametrize("name", ["int4", "uint8", "int64"])
+@pytest.mark.parametrize("name", ["int2", "uint2", "int4", "uint4"])
+def test_mean_of_integers_below_a_byte_does_not_wrap(name):
+    x = data((8, 16), as_dtype(name))
+    got = reduced(x, "mean")
+    assert is_float(got.dtype)
+    right = np.asarray(x).astype(np.float64).reshape(8, -1).mean(0)
+    np.testing.assert_allclose(np.asarray(got).reshape(8, -1)[0], right, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["uint8", "int64"])
 def test_mean_of_integers_is_the_wrapped_sum_over_the_size(name):
     x = data((8, 16), as_dtype(name))
     got = reduced(x, "mean")
