@@ -31,27 +31,25 @@ _HARMLESS_TARGETS = frozenset(
 )
 _HARMLESS_PREFIXES = ("xla.sdy.", "mhlo.", "chlo.", "stablehlo.")
 
-# Operations whose results may differ between devices although their operands do not. Others of
-# these dialects compute equal results from equal operands.
-_DETERMINISTIC_DIALECTS = ("stablehlo", "chlo")
-_VARYING_OPERATIONS = frozenset(
+# Operations that wait for peers or the host, and whose results differ between devices; `composite`
+# stands for what it may hold.
+_COMMUNICATION = frozenset(
     "stablehlo." + name
     for name in (
-        *("partition_id", "replica_id", "rng", "infeed", "recv", "composite"),
         *("collective_permute", "collective_broadcast", "all_to_all", "reduce_scatter"),
-        *("async_start", "async_done", "create_token", "send", "outfeed"),
+        *("async_start", "async_done", "send", "recv", "infeed", "outfeed", "composite"),
     )
 )
 
+# Operations whose results may differ between devices although their operands do not. Others of
+# these dialects compute equal results from equal operands.
+_DETERMINISTIC_DIALECTS = ("stablehlo", "chlo")
+_VARYING_OPERATIONS = _COMMUNICATION | {
+    "stablehlo." + name for name in ("partition_id", "replica_id", "rng", "create_token")
+}
+
 # Operations that keep the thread they run on until their peers come.
-_WAITING_OPERATIONS = frozenset(
-    "stablehlo." + name
-    for name in (
-        *("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "cross_replica_sum"),
-        *("collective_permute", "collective_broadcast", "async_start", "async_done"),
-        *("send", "recv", "infeed", "outfeed", "composite"),
-    )
-)
+_WAITING_OPERATIONS = _COMMUNICATION | {"stablehlo.all_reduce", "stablehlo.all_gather"}
 
 # With more tickets than this, a done takes them joined to one array, so that the operands of a
 # block grow linearly and not quadratically with its calls.
