@@ -26,7 +26,7 @@ struct Submission {
   CollectiveId id;
   Signature signature;
   const void* source = nullptr;
-  void* result = nullptr;     // nullptr: the runtime owns the result until Collect
+  void* result = nullptr;     // may be `source`; nullptr: the runtime's until Collect
   bool stage_source = false;  // copy the source at submission; else read in place
   // The callback waits for nobody: it may be called on any thread that submits,
   // with that submission unfinished below it.

@@ -44,6 +44,12 @@ def partition_id() -> Any:
     return stablehlo.partition_id()
 
 
+def alias_result_to_operand(op: Any) -> None:
+    """Tells XLA that the result of a custom call is the memory of its first operand."""
+    alias = stablehlo.OutputOperandAlias.get([], 0, [])
+    op.attributes["output_operand_aliases"] = ir.ArrayAttr.get([alias])
+
+
 class _Lowering(threading.local):
     """Whether the module that this thread lowers now holds a call of ours."""
 

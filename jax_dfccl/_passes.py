@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is done to a lowered module that holds our calls, before XLA sees it.
 
-`rewrite` runs once per module, on JAX's StableHLO, in four steps:
+`rewrite` runs once per module, on JAX's StableHLO, in five steps:
 
 1. *Inline* every function that holds calls, so that one custom call is one place in the program.
 2. *Read* the result into a light graph and find out, on that graph only: which blocks are
@@ -9,7 +9,8 @@
    every call in them, and which calls a call needs the results of.
 3. *Split* the calls of branching blocks into start and done, and make each done wait for the
    tickets of all starts that can come before it.
-4. *Name* the calls: a number in the module, and a hash of the module that depends neither on
+4. Let unsplit calls *overwrite* their operands where nothing else needs them.
+5. *Name* the calls: a number in the module, and a hash of the module that depends neither on
    source lines nor on what else was traced before.
 """
 
@@ -711,6 +712,36 @@ def _emit_done(call: _Call, tickets: Sequence[Any]) -> Any:
     return done
 
 
+# --- step 4: results in place --------------------------------------------------------------------
+
+# Operations whose result can be the very memory of their operand.
+_VIEWS = frozenset(
+    "stablehlo." + name
+    for name in ("reshape", "transpose", "bitcast_convert", "optimization_barrier")
+) | {"sdy.sharding_constraint"}
+
+
+def _may_overwrite_operand(node: _Op) -> bool:
+    """Whether XLA can give a call's result the memory of its operand without copying it first.
+
+    So if nothing else uses what the program has computed there. Half the memory is touched then.
+    It is a guess about XLA's later choices: where it is wrong, XLA puts a copy in front.
+    """
+    value, block = node.operands[0], node.block
+    while True:
+        owner = value.owner
+        if not isinstance(owner, _Op) or owner.block is not block:
+            return False
+        uses = owner.op.results[value.index].uses
+        if next(uses, None) is None or next(uses, None) is not None:
+            return False
+        if owner.name in ("stablehlo.constant", "stablehlo.iota"):
+            return False
+        if owner.name not in _VIEWS:
+            return True
+        value = owner.operands[value.index if len(owner.results) > 1 else 0]
+
+
 # --- what no static order can serve --------------------------------------------------------------
 
 
@@ -780,7 +811,7 @@ def conflicts_of(program: int) -> list[str]:
     return list(_conflicts.get(program, ()))
 
 
-# --- step 4: names -------------------------------------------------------------------------------
+# --- step 5: names -------------------------------------------------------------------------------
 
 
 def _hash(module: Any) -> int:
@@ -868,6 +899,9 @@ def rewrite(
             conflicts += _find_conflicts(block)
         for block in blocks:
             _split(block, (), int(survey.may_fail))
+        for call in graph.calls:
+            if len(call.emitted) == 1 and _may_overwrite_operand(call.node):
+                _compat.alias_result_to_operand(call.node.op)
         for call in graph.calls:
             _set_names(call, 0, survey)
         program = _hash(module)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks and wakes threads for ParkingLot (core/protocol/parking.h) with a
+// Blocks and wakes a thread for ParkingSpot (core/protocol/parking.h) with a
 // mutex and a condition variable.
 #ifndef DFCCL_CORE_DAEMON_CONDVAR_SLEEPER_H_
 #define DFCCL_CORE_DAEMON_CONDVAR_SLEEPER_H_
@@ -21,14 +21,9 @@ class CondvarSleeper {
     while (word.LoadSeqCst() == value) condition_.wait(lock);
   }
 
-  void WakeOne() {
+  void Wake() {
     std::lock_guard<std::mutex> lock(mutex_);
     condition_.notify_one();
-  }
-
-  void WakeAll() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    condition_.notify_all();
   }
 
  private:

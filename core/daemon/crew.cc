@@ -2,6 +2,9 @@
 // The life of crew threads, and the hand-over of daemons and callbacks to them.
 #include "core/daemon/crew.h"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <limits>
@@ -29,10 +32,23 @@ struct ThreadState {
 };
 thread_local ThreadState thread_state;
 
+cpu_set_t AllowedCores() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  sched_getaffinity(0, sizeof(cores), &cores);
+  return cores;
+}
+
+// Of a thread; 0: the calling one. If the system refuses, all stays as it is.
+void AllowCores(int32_t system_id, const cpu_set_t& cores) {
+  sched_setaffinity(system_id, sizeof(cores), &cores);
+}
+
 }  // namespace
 
 Crew::Crew(int workers, void (*attend)(void*), void* attend_argument)
     : workers_(workers),
+      allowed_cores_(AllowedCores()),
       attend_(attend),
       attend_argument_(attend_argument),
       run_queue_(kMostDaemons),
@@ -86,7 +102,7 @@ bool Crew::IsLong(uint32_t site) const {
 }
 
 bool Crew::TryPost(Operation* operation) {
-  const Completion completion = {operation->callback, operation->argument, operation->site_hash};
+  const Completion completion = CompletionOf(*operation);
   if (operation->closed && thread_state.collects && !IsLong(completion.site)) {
     ThreadState& thread = thread_state;
     operation->next = nullptr;
@@ -105,7 +121,9 @@ bool Crew::TryPost(Operation* operation) {
 
 void Crew::CallWorkers() {
   Spill();
-  for (int i = 1; i < workers_; ++i) Notify();
+  for (int i = 1; i < workers_ && searching_.LoadSeqCst() < i; ++i) {
+    if (!WakeOne(/*elsewhere=*/true) && threads_.LoadSeqCst() < workers_) Spawn();
+  }
 }
 
 void Crew::BeginDrive() {
@@ -122,8 +140,7 @@ void Crew::EndDrive() {
     const int64_t end_ns = now_ns + kClosedNs;
     while (Operation* operation = thread.first_closed) {
       thread.first_closed = operation->next;  // the callback gives the operation back
-      const Completion completion = {operation->callback, operation->argument,
-                                     operation->site_hash};
+      const Completion completion = CompletionOf(*operation);
       // What is below us must not wait for long, unless the queue is full.
       if (now_ns >= end_ns && short_.TryPush(completion)) {
         Notify();
@@ -172,22 +189,25 @@ void Crew::Drain() {
 void Crew::Call(const Completion& completion, int64_t* now_ns) {
   calls_.FetchAddRelaxed(1);
   if (short_.ApproxSize() > 0) attend_(attend_argument_);
+  Atomic<uint32_t>& streak = streak_[completion.site % kSites];
+  const uint32_t before = streak.LoadRelaxed();
+  // A callback that waits for nobody can only take long by computing. The time
+  // that others took its core for would make a busy machine busier still.
+  const bool by_cpu = completion.closed && before > 0;
+  const int64_t begin_ns = by_cpu ? ThreadCpuNs() : *now_ns;
   thread_state.in_callback = true;
   thread_state.nested_ns = 0;
-  thread_state.long_callback = IsLong(completion.site);
+  thread_state.long_callback = before >= kLongStreak;
   completion.callback(completion.argument);
   thread_state.long_callback = false;
   thread_state.in_callback = false;
-  const int64_t end_ns = NowNs();
-  const bool took_long = end_ns - *now_ns - thread_state.nested_ns > kLongCallbackNs;
-  Atomic<uint32_t>& streak = streak_[completion.site % kSites];
-  const uint32_t before = streak.LoadRelaxed();
-  if (took_long) {
+  *now_ns = NowNs();
+  const int64_t end_ns = by_cpu ? ThreadCpuNs() : *now_ns;
+  if (end_ns - begin_ns - thread_state.nested_ns > kLongCallbackNs) {
     if (before < 2 * kLongStreak) streak.StoreRelaxed(before + 1);
   } else if (before > 0) {
     streak.StoreRelaxed(before / 2);
   }
-  *now_ns = end_ns;
 }
 
 bool Crew::InCallback() const { return thread_state.in_callback; }
@@ -210,17 +230,20 @@ bool Crew::TryTake(Work* work) {
   return false;
 }
 
-void Crew::Perform(const Work& work) {
+int64_t Crew::Perform(const Work& work) {
+  int64_t search_ns = kSearchNs;
   if (work.drain) drainers_.FetchAddSeqCst(1);
   // The producer of what is left may have notified in vain (bounded_queue.h).
   if (run_queue_.ApproxSize() > 0 || long_.ApproxSize() > 0) Notify();
   if (work.daemon != nullptr) {
     runs_.FetchAddRelaxed(1);
     thread_state.driving = true;
-    const int64_t deadline_ns = NowNs() + kQuantumNs;
+    const int64_t begin_ns = NowNs();
+    const int64_t deadline_ns = begin_ns + kQuantumNs;
     if (!work.daemon->lifecycle().TryBeginRun() || work.daemon->Run(deadline_ns)) {
       RunOwn(deadline_ns);
     }
+    if (NowNs() - begin_ns >= kLongRunNs) search_ns = kLongSearchNs;
     thread_state.driving = false;
     Spill();
     runners_.FetchSubSeqCst(1);
@@ -233,36 +256,45 @@ void Crew::Perform(const Work& work) {
   }
   if (work.drain) drainers_.FetchSubSeqCst(1);
   Drain();
+  return search_ns;
 }
 
 void Crew::Main(ThreadEntry* entry) {
+  entry->system_id.StoreRelaxed(static_cast<int32_t>(syscall(SYS_gettid)));
+  int64_t search_ns = kSearchNs;
   while (stop_.LoadAcquire() == 0) {
     Work work;
     if (TryTake(&work)) {
-      Perform(work);
+      search_ns = Perform(work);
       continue;
     }
     searching_.FetchAddSeqCst(1);
     bool found = false;
-    const int64_t end_ns = NowNs() + kSearchNs;
+    const int64_t begin_ns = NowNs();
+    int64_t now_ns = begin_ns;
     do {
       SpinPause();
       found = TryTake(&work);
-    } while (!found && NowNs() < end_ns && stop_.LoadRelaxed() == 0);
+      now_ns = NowNs();
+    } while (!found && now_ns - begin_ns < search_ns && stop_.LoadRelaxed() == 0);
     searching_.FetchSubSeqCst(1);
     if (!found) {
-      // From here on, whoever brings work sees a waiter (ParkingLot).
-      const uint32_t epoch = lot_.PrepareWait();
+      // From here on, whoever brings work can claim this thread (ParkingSpot).
+      idle_.FetchAddSeqCst(1);
+      entry->spot.Prepare();
       found = TryTake(&work);
       if (found || stop_.LoadSeqCst() != 0) {
-        lot_.CancelWait();
+        entry->spot.Cancel();
       } else {
-        idle_.FetchAddSeqCst(1);
-        lot_.CommitWait(epoch);
-        idle_.FetchSubSeqCst(1);
+        entry->spot.SleepUntilClaimed();
+      }
+      idle_.FetchSubSeqCst(1);
+      if (entry->restricted.LoadRelaxed() != 0) {
+        entry->restricted.StoreRelaxed(0);
+        AllowCores(0, allowed_cores_);
       }
     }
-    if (found) Perform(work);
+    search_ns = found ? Perform(work) : kSearchNs;
   }
   std::lock_guard<std::mutex> lock(mutex_);
   threads_.FetchSubSeqCst(1);
@@ -273,16 +305,41 @@ void Crew::Main(ThreadEntry* entry) {
 void Crew::Notify() {
   // A searching thread looks once more after it has left this count.
   if (searching_.LoadSeqCst() > 0) return;
-  // Wakes a thread if one is parked or about to be.
-  lot_.NotifyOne();
-  if (idle_.LoadSeqCst() == 0 && threads_.LoadSeqCst() < workers_) Spawn();
+  if (!WakeOne(/*elsewhere=*/false) && threads_.LoadSeqCst() < workers_) Spawn();
+}
+
+// Wakes a thread if one is parked or about to be.
+bool Crew::WakeOne(bool elsewhere) {
+  if (idle_.LoadSeqCst() == 0) return false;
+  const int32_t threads = threads_.LoadSeqCst();
+  for (int32_t i = 0; i < threads; ++i) {
+    ThreadEntry* entry = crew_[i].LoadAcquire();
+    if (!entry->spot.TryClaim()) continue;
+    if (elsewhere && workers_ > 1) {
+      // Linux likes to put a thread that is woken on the core of whoever wakes
+      // it, to wait there until that has moved its data.
+      cpu_set_t others = allowed_cores_;
+      const int core = sched_getcpu();
+      if (core >= 0 && core < CPU_SETSIZE) CPU_CLR(core, &others);
+      if (CPU_COUNT(&others) > 0) {
+        entry->restricted.StoreRelaxed(1);
+        AllowCores(entry->system_id.LoadRelaxed(), others);
+      }
+    }
+    entry->spot.Wake();
+    return true;
+  }
+  return false;
 }
 
 bool Crew::Spawn() {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (stop_.LoadSeqCst() != 0 || threads_.LoadSeqCst() >= kMostThreads) return false;
-  threads_.FetchAddSeqCst(1);
+  const int32_t threads = threads_.LoadSeqCst();
+  if (stop_.LoadSeqCst() != 0 || threads >= kMostThreads) return false;
   ThreadEntry* entry = &entries_.emplace_back();
+  // Release: partner is the acquire in WakeOne.
+  crew_[threads].StoreRelease(entry);
+  threads_.FetchAddSeqCst(1);
   entry->thread = std::thread([this, entry] { Main(entry); });
   return true;
 }
@@ -298,20 +355,12 @@ bool Crew::Relieve() {
     // a thread for each of very many.
     const int64_t most = idle + threads_.LoadSeqCst() + kReliefThreads;
     for (int64_t i = 0; i < std::min(static_cast<int64_t>(queued), most); ++i) {
-      if (i < idle) {
-        lot_.NotifyOne();
-      } else if (!Spawn()) {
-        break;
-      }
+      if (!WakeOne(/*elsewhere=*/false) && !Spawn()) break;
     }
   } else if (run_queue_.ApproxSize() > 0 && runs == last_runs_ &&
              runners_.LoadSeqCst() < workers_ && searching_.LoadSeqCst() == 0) {
     // All threads are in callbacks, but daemons have work.
-    if (idle_.LoadSeqCst() > 0) {
-      lot_.NotifyOne();
-    } else {
-      Spawn();
-    }
+    if (!WakeOne(/*elsewhere=*/false)) Spawn();
   }
   last_calls_ = calls;
   last_runs_ = runs;
@@ -321,13 +370,15 @@ bool Crew::Relieve() {
 void Crew::TakeOverCallbacks() {
   relief_.StoreSeqCst(1);
   if (threads_.LoadSeqCst() == 0) Spawn();
-  lot_.NotifyAll();
+  while (WakeOne(/*elsewhere=*/false)) {
+  }
 }
 
 bool Crew::Stop(int64_t deadline_ns) {
   std::unique_lock<std::mutex> lock(mutex_);
   stop_.StoreSeqCst(1);
-  lot_.NotifyAll();
+  while (WakeOne(/*elsewhere=*/false)) {
+  }
   const auto all_exited = [this] {
     return std::all_of(entries_.begin(), entries_.end(),
                        [](const ThreadEntry& entry) { return entry.exited; });

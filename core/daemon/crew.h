@@ -23,6 +23,8 @@
 #ifndef DFCCL_CORE_DAEMON_CREW_H_
 #define DFCCL_CORE_DAEMON_CREW_H_
 
+#include <sched.h>
+
 #include <condition_variable>
 #include <cstdint>
 #include <list>
@@ -91,7 +93,11 @@ class Crew {
     Runtime::Callback callback;
     void* argument;
     uint32_t site;
+    bool closed;
   };
+  static Completion CompletionOf(const Operation& operation) {
+    return {operation.callback, operation.argument, operation.site_hash, operation.closed};
+  }
   struct Work {
     Daemon* daemon = nullptr;
     Completion completion = {};
@@ -100,11 +106,18 @@ class Crew {
   struct ThreadEntry {
     std::thread thread;
     bool exited = false;
+    ParkingSpot<CondvarSleeper> spot;
+    Atomic<int32_t> system_id;
+    Atomic<uint32_t> restricted;  // kept off a core by whoever woke it
   };
 
-  static constexpr int64_t kLongCallbackNs = 20'000;
+  static constexpr int64_t kLongCallbackNs = 50'000;
   static constexpr uint32_t kLongStreak = 4;
   static constexpr int64_t kSearchNs = 10'000;
+  // After a daemon that ran for long: as long as its peers may take to end theirs
+  // and the program to come back with more. Waking a thread costs about as much.
+  static constexpr int64_t kLongSearchNs = 200'000;
+  static constexpr int64_t kLongRunNs = 50'000;
   static constexpr int64_t kClosedNs = 200'000;  // a submission may spend on callbacks
   static constexpr int64_t kQuantumNs = 1'000'000;
   static constexpr int kMostThreads = 1024;
@@ -115,9 +128,10 @@ class Crew {
   bool RunOwn(int64_t deadline_ns);
   bool Spill();
   void Push(Daemon* daemon);
-  void Perform(const Work& work);
+  int64_t Perform(const Work& work);  // returns how long to search for more
   void Main(ThreadEntry* entry);
   void Notify();
+  bool WakeOne(bool elsewhere);
   bool Spawn();
   void Drain();
   void Call(const Completion& completion, int64_t* now_ns);
@@ -125,20 +139,20 @@ class Crew {
   uint64_t Queued() const { return short_.ApproxSize() + long_.ApproxSize(); }
 
   const int workers_;
+  const cpu_set_t allowed_cores_;
   void (*const attend_)(void*);
   void* const attend_argument_;
 
   BoundedQueue<Daemon*> run_queue_;
   BoundedQueue<Completion> short_;  // callbacks for one thread after the other
   BoundedQueue<Completion> long_;   // callbacks for a thread each
-  ParkingLot<CondvarSleeper> lot_;
-
-  Atomic<int32_t> runners_;    // crew threads that run a daemon
-  Atomic<int32_t> drainers_;   // crew threads that call short callbacks
-  Atomic<int32_t> searching_;  // crew threads that look for work before they park
-  Atomic<int32_t> idle_;       // crew threads that are parked
+  Atomic<int32_t> runners_;         // crew threads that run a daemon
+  Atomic<int32_t> drainers_;        // crew threads that call short callbacks
+  Atomic<int32_t> searching_;       // crew threads that look for work before they park
+  Atomic<int32_t> idle_;            // crew threads that are parked or about to be
   Atomic<int32_t> threads_;
-  Atomic<uint32_t> relief_;  // any number of threads may call short callbacks
+  Atomic<ThreadEntry*> crew_[kMostThreads];  // the first threads_ of them
+  Atomic<uint32_t> relief_;                  // any number of threads may call short callbacks
   Atomic<uint32_t> stop_;
   Atomic<uint64_t> calls_;  // callbacks begun
   Atomic<uint64_t> runs_;   // daemons taken by crew threads

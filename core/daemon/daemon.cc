@@ -78,8 +78,11 @@ class Daemon::Machine {
     for (uint32_t i = step.source_begin; i < step.source_end; ++i) {
       sources.push_back({Address(refs[i], begin), refs[i].kind == BufferKind::kScratch});
     }
+    bool cached = false;  // a destination was just read
     for (uint32_t i = step.destination_begin; i < step.destination_end; ++i) {
       destinations.push_back({Address(refs[i], begin), refs[i].kind == BufferKind::kScratch});
+      const Slot& slot = record_.slots()[refs[i].member];
+      cached |= slot.source == slot.result;
     }
     ReduceArgs args;
     args.op = record_.signature.op;
@@ -90,7 +93,7 @@ class Daemon::Machine {
     args.destination_count = static_cast<int>(destinations.size());
     args.count = end - begin;
     args.mean_divisor = step.finalize ? record_.members() : 0;
-    args.streaming_stores = record_.shape.streaming;
+    args.streaming_stores = record_.shape.streaming && !cached;
     dfccl::Reduce(args);
     // Release: partner is the look in Record::Quiet.
     slot_.in_data_step.StoreRelease(0);

@@ -3,7 +3,6 @@
 #include "core/daemon/monitor.h"
 
 #include <dirent.h>
-#include <time.h>
 
 #include <algorithm>
 #include <chrono>
@@ -25,12 +24,6 @@ constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
 // A process that uses less of a core than this while nothing happens is stuck.
 constexpr double kIdleShare = 0.05;
-
-int64_t ReadNs(clockid_t clock) {
-  timespec time;
-  clock_gettime(clock, &time);
-  return time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec;
-}
 
 // Whether a thread of this process but the calling one runs, waits for a core
 // or for a disk: on a busy machine a process that computes may get hardly any
@@ -112,6 +105,7 @@ void Monitor::Alarm(int64_t at_ns) {
 
 void Monitor::Main() {
   int64_t tick_ns = kFastNs;
+  int64_t attend_until_ns = 0;
   for (;;) {
     {
       std::unique_lock<std::mutex> lock(mutex_);
@@ -122,21 +116,29 @@ void Monitor::Main() {
         condition_.wait_for(lock, std::chrono::nanoseconds(tick_ns), wanted);
       }
       if (stop_) return;
-      if (notified_) tick_ns = kFastNs;
-      notified_ = false;
+      if (notified_) {
+        // What stands still is told from what it was a tick ago.
+        notified_ = false;
+        tick_ns = kFastNs;
+        attend_until_ns = NowNs() + kAttendNs;
+        continue;
+      }
     }
     const int64_t now_ns = NowNs();
     const bool callbacks = crew_->Relieve();
+    if (callbacks) attend_until_ns = now_ns + kAttendNs;
     const uint64_t finished = finished_(argument_);
     const uint64_t submitted = submitted_(argument_);
     if (submitted + finished != activity_) {
       activity_ = submitted + finished;
       quiet_since_ns_ = now_ns;
-      quiet_cpu_ns_ = OthersCpuNs();
+      quiet_cpu_ns_ = -1;  // reading it is slow: not before it is wanted
       cycles_checked_ = false;
     }
-    if (callbacks || quiet_since_ns_ == now_ns) {
+    if (now_ns < attend_until_ns) {
       tick_ns = kFastNs;
+    } else if (quiet_since_ns_ == now_ns) {
+      tick_ns = kCalmNs;
     } else {
       tick_ns = std::min(2 * tick_ns, kSlowNs);
     }
@@ -196,7 +198,12 @@ void Monitor::LookForLate(int64_t now_ns) {
 // Nothing was submitted or finished and the process did (nearly) nothing for
 // the grace period: then programs that wait for each other wait for ever.
 void Monitor::LookForCycles(int64_t now_ns) {
-  if (cycles_checked_ || options_.cycle_grace_ns <= 0) return;
+  if (cycles_checked_ || options_.cycle_grace_ns <= 0 || now_ns == quiet_since_ns_) return;
+  if (quiet_cpu_ns_ < 0) {
+    quiet_since_ns_ = now_ns;
+    quiet_cpu_ns_ = OthersCpuNs();
+    return;
+  }
   const int64_t quiet_ns = now_ns - quiet_since_ns_;
   if (quiet_ns < options_.cycle_grace_ns) return;
   const int64_t cpu_ns = OthersCpuNs();
@@ -218,8 +225,6 @@ void Monitor::LookForCycles(int64_t now_ns) {
   }
 }
 
-int64_t Monitor::OthersCpuNs() const {
-  return ReadNs(CLOCK_PROCESS_CPUTIME_ID) - ReadNs(CLOCK_THREAD_CPUTIME_ID);
-}
+int64_t Monitor::OthersCpuNs() const { return ProcessCpuNs() - ThreadCpuNs(); }
 
 }  // namespace dfccl

@@ -41,7 +41,9 @@ class Monitor {
   enum class Pace : uint32_t { kFast, kSlow, kAsleep };
 
   static constexpr int64_t kFastNs = 1'000'000;
+  static constexpr int64_t kCalmNs = 10'000'000;  // while operations come and go
   static constexpr int64_t kSlowNs = 50'000'000;
+  static constexpr int64_t kAttendNs = 10'000'000;   // fast for so long after a call for it
   static constexpr int64_t kLingerNs = 200'000'000;  // idle so long before it sleeps
 
   void Main();
@@ -65,7 +67,7 @@ class Monitor {
   // The monitor thread's own.
   uint64_t activity_ = 0;       // submissions and finishes
   int64_t quiet_since_ns_ = 0;  // neither since then
-  int64_t quiet_cpu_ns_ = 0;    // the process's CPU time then
+  int64_t quiet_cpu_ns_ = -1;   // the process's CPU time then; -1: not read yet
   bool cycles_checked_ = false;
 
   std::mutex mutex_;

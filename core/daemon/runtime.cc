@@ -21,6 +21,7 @@
 #include "core/daemon/crew.h"
 #include "core/daemon/daemon.h"
 #include "core/daemon/describe.h"
+#include "core/daemon/huge_pages.h"
 #include "core/daemon/monitor.h"
 #include "core/daemon/operation.h"
 #include "core/daemon/options.h"
@@ -39,9 +40,11 @@ namespace {
 constexpr int64_t kFlatBytes = int64_t{4} << 10;
 constexpr int64_t kFlatGroupBytes = int64_t{1} << 20;
 // Results of all members together from this size on are written past the caches.
-constexpr int64_t kStreamingBytes = int64_t{8} << 20;
+constexpr int64_t kStreamingBytes = int64_t{4} << 20;
 // Bytes read and written by all members from which on waking a worker pays.
 constexpr int64_t kHeavyBytes = int64_t{4} << 20;
+// Results from this size on are asked for in large pages.
+constexpr int64_t kHugePagesBytes = int64_t{4} << 20;
 // Bytes of all members from which on moving them takes more than a few us.
 constexpr int64_t kNestedBytes = int64_t{32} << 10;
 // How long a submitting thread may run daemons.
@@ -289,13 +292,15 @@ void RuntimeImpl::Enter(Operation* operation, const Submission& submission) {
   }
   const size_t bytes = std::max<size_t>(1, shape.bytes);
   const void* source = submission.source;
-  if (submission.stage_source) {
+  const bool overwritten = source == submission.result && shape.bytes > 0;
+  if (submission.stage_source || (overwritten && !shape.chosen.plan->in_place)) {
     operation->staged_source = buffers_.Allocate(bytes);
     std::memcpy(operation->staged_source, source, shape.bytes);
     source = operation->staged_source;
   }
   void* result = submission.result;
   if (result == nullptr) result = operation->owned_result = buffers_.Allocate(bytes);
+  if (shape.bytes >= kHugePagesBytes && result != source) AdviseHugePages(result, shape.bytes);
   const uint32_t scratch_slots = shape.chosen.plan->scratch_slots;
   if (scratch_slots > 0 && signature.count > 0) {
     operation->scratch = buffers_.Allocate(scratch_slots * signature.count *

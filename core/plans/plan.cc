@@ -68,6 +68,7 @@ class Program {
 
 // A group of one: the same for every algorithm.
 void PlanAlone(Plan* plan) {
+  plan->in_place = true;
   const RefRange source = AddRefs(plan, {Source(0)});
   const RefRange result = AddRefs(plan, {Result(0)});
   Program(plan, 0).Reduce(source, result, {0, 1}, /*finalize=*/true);
@@ -80,6 +81,7 @@ void PlanAlone(Plan* plan) {
 void PlanDirect(Plan* plan, bool two_shot) {
   const auto n = static_cast<uint32_t>(plan->members);
   plan->chunk_count = two_shot ? n : 1;
+  plan->in_place = two_shot;  // whoever writes a chunk is the one who reads it
   plan->refs.reserve(2 * n);
   for (uint32_t i = 0; i < n; ++i) plan->refs.push_back(Source(i));
   for (uint32_t i = 0; i < n; ++i) plan->refs.push_back(Result(i));
@@ -99,6 +101,7 @@ void PlanDirect(Plan* plan, bool two_shot) {
 // runs all members anyway; for small messages.
 void PlanFlat(Plan* plan) {
   const auto n = static_cast<uint32_t>(plan->members);
+  plan->in_place = true;
   for (uint32_t i = 0; i < n; ++i) plan->refs.push_back(Source(i));
   for (uint32_t i = 0; i < n; ++i) plan->refs.push_back(Result(i));
   Program root(plan, 0);

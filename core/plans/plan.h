@@ -30,6 +30,7 @@ struct Plan {
   int members = 0;
   uint32_t chunk_count = 1;
   uint32_t scratch_slots = 0;
+  bool in_place = false;           // right, too, where results are the memory of sources
   std::vector<MemberPlan> member;  // [members]
   // Shared by the members, so that direct plans stay linear in them.
   std::vector<BufferRef> refs;

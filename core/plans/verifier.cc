@@ -135,7 +135,8 @@ class Expressions {
 
 class Verifier {
  public:
-  explicit Verifier(const Plan& plan) : plan_(plan), n_(plan.members), expressions_(plan.members) {}
+  Verifier(const Plan& plan, bool in_place)
+      : plan_(plan), in_place_(in_place), n_(plan.members), expressions_(plan.members) {}
 
   VerifierReport Run() {
     if (CheckForm()) {
@@ -301,7 +302,7 @@ class Verifier {
   size_t BuffersPerMember() const { return 2 + plan_.scratch_slots; }
   Location& At(BufferRef ref, uint32_t chunk) {
     const size_t buffer = ref.kind == BufferKind::kSource   ? 0
-                          : ref.kind == BufferKind::kResult ? 1
+                          : ref.kind == BufferKind::kResult ? (in_place_ ? 0 : 1)
                                                             : size_t{2} + ref.scratch_slot;
     return locations_[(ref.member * BuffersPerMember() + buffer) * plan_.chunk_count + chunk];
   }
@@ -579,6 +580,7 @@ class Verifier {
   }
 
   const Plan& plan_;
+  const bool in_place_;
   const int n_;
   Expressions expressions_;
   std::vector<MemberState> states_;
@@ -589,6 +591,8 @@ class Verifier {
 
 }  // namespace
 
-VerifierReport VerifyAllReduce(const Plan& plan) { return Verifier(plan).Run(); }
+VerifierReport VerifyAllReduce(const Plan& plan, bool in_place) {
+  return Verifier(plan, in_place).Run();
+}
 
 }  // namespace dfccl

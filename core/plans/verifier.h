@@ -23,7 +23,9 @@ struct VerifierReport {
 //  * no buffer range is written while another member may read or write it, and
 //    none is read before it is written (happens-before from signals and waits);
 //  * no member's buffer is touched after that member may have finished.
-VerifierReport VerifyAllReduce(const Plan& plan);
+// With `in_place`, every member's result is the memory of its source. What holds
+// then holds also if it is so for some members only: fewer accesses conflict.
+VerifierReport VerifyAllReduce(const Plan& plan, bool in_place = false);
 
 }  // namespace dfccl
 

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a thread that found no work goes to sleep without missing work that comes
-// meanwhile, and how whoever brings work wakes it at the price of one load when
-// nobody sleeps.
+// meanwhile, and how whoever brings work chooses one to wake.
 //
-//   worker                                 whoever brings work
-//   epoch = PrepareWait()                  publish the work (SeqCst store)
-//   look for work again (SeqCst loads)     NotifyOne()
-//   CancelWait() or CommitWait(epoch)
+//   the thread                             whoever brings work
+//   Prepare()                              publish the work (SeqCst store)
+//   look for work again (SeqCst loads)     if (TryClaim()) Wake()
+//   Cancel() or SleepUntilClaimed()
 //
-// The worker stores "I may sleep", then looks for work; the other publishes
+// The thread stores "I may sleep", then looks for work; the other publishes
 // work, then looks for sleepers: in the one SeqCst order at least one sees the
 // other. BoundedQueue's publishing and looking are SeqCst for this reason.
 //
-// NotifyOne wakes one thread; a worker that takes one entry and sees more should
-// call NotifyOne again, for an entry may have been hidden when its producer
-// notified (bounded_queue.h).
+// A claim is for one waker, so two of them wake two threads. A thread that was
+// claimed and found other work than the claimer's, or that takes one entry and
+// sees more, should claim another one: see also bounded_queue.h.
 #ifndef DFCCL_CORE_PROTOCOL_PARKING_H_
 #define DFCCL_CORE_PROTOCOL_PARKING_H_
 
@@ -24,48 +23,40 @@
 
 namespace dfccl {
 
-// Sleeper blocks and wakes threads:
+// The place of one thread. Sleeper blocks and wakes it:
 //   void SleepWhileEqual(const Atomic<uint32_t>& word, uint32_t value);
-//     returns once the word differs, or for no reason; a WakeOne or WakeAll
-//     after the word changed is never missed
-//   void WakeOne();  void WakeAll();
+//     returns once the word differs; a Wake after the word changed is never missed
+//   void Wake();
 template <typename Sleeper>
-class ParkingLot {
+class ParkingSpot {
  public:
-  // Must be followed by CancelWait or CommitWait on the same thread.
-  uint32_t PrepareWait() {
-    waiters_.FetchAddSeqCst(1);
-    return epoch_.LoadSeqCst();
-  }
+  // By the thread; must be followed by Cancel or SleepUntilClaimed.
+  void Prepare() { state_.StoreSeqCst(kParked); }
 
   // Work was found after all.
-  void CancelWait() { waiters_.FetchSubSeqCst(1); }
+  void Cancel() { state_.StoreSeqCst(kAwake); }
 
-  // Sleeps until a notification that came after PrepareWait. May return early:
-  // look for work again.
-  void CommitWait(uint32_t epoch) {
-    sleeper_.SleepWhileEqual(epoch_, epoch);
-    waiters_.FetchSubSeqCst(1);
+  // Sleeps until a claim that came after Prepare.
+  void SleepUntilClaimed() {
+    sleeper_.SleepWhileEqual(state_, kParked);
+    state_.StoreSeqCst(kAwake);
   }
 
-  void NotifyOne() {
-    if (Announce()) sleeper_.WakeOne();
+  // By others: true for one of them if the thread sleeps or is about to.
+  bool TryClaim() {
+    uint32_t parked = kParked;
+    return state_.LoadSeqCst() == kParked && state_.CompareExchangeSeqCst(parked, kClaimed);
   }
 
-  void NotifyAll() {
-    if (Announce()) sleeper_.WakeAll();
-  }
+  // By whoever has claimed it.
+  void Wake() { sleeper_.Wake(); }
 
  private:
-  bool Announce() {
-    if (waiters_.LoadSeqCst() == 0) return false;
-    epoch_.FetchAddSeqCst(1);
-    return true;
-  }
+  static constexpr uint32_t kAwake = 0;
+  static constexpr uint32_t kParked = 1;
+  static constexpr uint32_t kClaimed = 2;
 
-  // Waiters write the first word, notifiers the second (only if someone waits).
-  alignas(kCacheLine) Atomic<uint32_t> waiters_;
-  alignas(kCacheLine) Atomic<uint32_t> epoch_;
+  alignas(kCacheLine) Atomic<uint32_t> state_;
   Sleeper sleeper_;
 };
 

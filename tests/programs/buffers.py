@@ -106,5 +106,28 @@ def beside_callback() -> None:
     check("callback", spmd(f)(x.ravel()), (x.sum(0)[None] + 2 * x).ravel())
 
 
+def in_place() -> None:
+    """Results that take their operands' places, and operands that are wanted afterwards."""
+    for count in (4, 5000, 300_000):
+
+        def f(x):
+            y = all_reduce(all_reduce(x * 2, "i") - x, "i")
+            # XLA merges these two products into one value.
+            z = all_reduce(x * 3, "i")
+            return y, z + x * 3, all_reduce(x[::-1] * 0.5, "i")
+
+        x = ranked(count, np.float64, count)
+        total = 2 * x.sum(0)
+        y, z, w = spmd(f)(x.ravel())
+        check("y", y, np.tile((total - x).sum(0), N))
+        check("z", z, (3 * x.sum(0) + 3 * x).ravel())
+        check("w", w, np.tile(x.sum(0)[::-1] * 0.5, N))
+
+
 if __name__ == "__main__":
-    main({f.__name__: f for f in (in_place_update, loop_carried, while_branches, beside_callback)})
+    main(
+        {
+            f.__name__: f
+            for f in (in_place_update, loop_carried, while_branches, beside_callback, in_place)
+        }
+    )

@@ -105,6 +105,7 @@ class Call:
         self.name = config["name"].value
         self.stage = config["stage"].value if "stage" in config else None
         self.closed = config["closed"].value
+        self.in_place = "output_operand_alias<" in str(op)
 
     @property
     def result(self):
@@ -146,6 +147,28 @@ def test_straight_line_code_keeps_the_single_call():
     assert [c.site for c in module.calls] == [0, 1]
     assert all(c.program == module.program for c in module.calls)
     assert all("call" not in c.attributes and "stage" not in c.attributes for c in module.calls)
+
+
+def aliased(body):
+    """By site: whether the result is to be the memory of the operand."""
+    return [call.in_place for call in Rewritten(body).calls]
+
+
+def test_results_take_the_place_of_operands_that_nothing_else_needs():
+    assert aliased(lambda x: call(x * 2)) == [True]
+    assert aliased(lambda x: call(call(x))) == [False, True]
+    assert aliased(lambda x: call((x * 2).reshape(4, -1).T)) == [True]
+    # A parameter, a constant, and values that something else reads as well.
+    assert aliased(call) == [False]
+    assert aliased(lambda x: call(x.reshape(4, -1))) == [False]
+    assert aliased(lambda x: x + call(jnp.array([[1.0, 2, 3, 4]]))) == [False]
+    assert aliased(lambda x: [call(y := x * 2), y]) == [False]
+    assert aliased(lambda x: [call((y := x * 2).T), y]) == [False]
+    # What a loop carries may be needed outside of it.
+    scan = lambda x: lax.scan(lambda y, _: (call(y), None), x, None, length=3)[0]  # noqa: E731
+    assert aliased(scan) == [False]
+    # Split calls have their results elsewhere until done.
+    assert not any(aliased(lambda x: call(x * 2, name="a")))
 
 
 def test_modules_without_calls_are_left_alone():

@@ -53,6 +53,30 @@ TEST_P(AlgorithmTest, SumsWithOneThreadPerMember) {
   }
 }
 
+TEST_P(AlgorithmTest, SumsInPlaceOnSomeOrAllMembers) {
+  RuntimeOptions options;
+  options.algorithm = GetParam();
+  Start(options);
+  for (int members : {1, 2, 5, 8}) {
+    for (int64_t count : {1, 1000, 100003}) {
+      for (int every : {1, 2}) {
+        const Instance instance = Make(Devices(members), count);
+        std::vector<std::unique_ptr<Part>> parts;
+        for (int i = 0; i < members; ++i) {
+          parts.push_back(std::make_unique<Part>(instance, i));
+          Submission submission = parts.back()->MakeSubmission();
+          if (i % every == 0) {
+            parts.back()->result() = parts.back()->source();
+            submission.source = submission.result;
+          }
+          parts.back()->Submit(submission);
+        }
+        for (auto& part : parts) part->AwaitValues();
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Algorithms, AlgorithmTest,
                          ::testing::Values("", "direct_flat", "direct_one_shot", "direct_two_shot",
                                            "ring", "recursive_doubling"));

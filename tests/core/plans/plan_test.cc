@@ -41,12 +41,24 @@ TEST_P(ProvenPlanTest, ForEveryGroupSize) {
       EXPECT_TRUE(report.ok()) << members << " members, " << chunks_per_member
                                << " chunks per member:\n"
                                << Faults(report);
+      if (!plan.in_place) continue;
+      const VerifierReport in_place = VerifyAllReduce(plan, /*in_place=*/true);
+      EXPECT_TRUE(in_place.ok()) << members << " members, in place:\n" << Faults(in_place);
     }
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Algorithms, ProvenPlanTest, ::testing::ValuesIn(kAlgorithms),
                          [](const auto& info) { return AlgorithmName(info.param); });
+
+TEST(PlanTest, InPlace) {
+  EXPECT_TRUE(PlanAllReduce(Algorithm::kDirectFlat, 8).in_place);
+  EXPECT_TRUE(PlanAllReduce(Algorithm::kDirectTwoShot, 8).in_place);
+  // A member's result is written while its source is still read by others.
+  const Plan one_shot = PlanAllReduce(Algorithm::kDirectOneShot, 8);
+  EXPECT_FALSE(one_shot.in_place);
+  EXPECT_FALSE(VerifyAllReduce(one_shot, /*in_place=*/true).ok());
+}
 
 TEST(PlanTest, LargerDirectPlansAreProven) {
   for (const Algorithm algorithm : kDirect) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Workers that sleep in a ParkingLot when the run queue is empty: if a wake-up
+// Workers that sleep in a ParkingSpot each when the run queue is empty: if a wake-up
 // is lost, the entry stays and relacy reports the deadlock. The last entry stops
 // all workers.
 #include "core/protocol/bounded_queue.h"
@@ -16,14 +16,9 @@ class ModelSleeper {
     while (word.LoadSeqCst() == value) condition_.wait(mutex_, RL_INFO);
     mutex_.unlock(RL_INFO);
   }
-  void WakeOne() {
+  void Wake() {
     mutex_.lock(RL_INFO);
     condition_.notify_one(RL_INFO);
-    mutex_.unlock(RL_INFO);
-  }
-  void WakeAll() {
-    mutex_.lock(RL_INFO);
-    condition_.notify_all(RL_INFO);
     mutex_.unlock(RL_INFO);
   }
 
@@ -36,7 +31,7 @@ template <int kProducers, int kWorkers, int kEach>
 struct ParkingModel
     : rl::test_suite<ParkingModel<kProducers, kWorkers, kEach>, kProducers + kWorkers> {
   BoundedQueue<int> queue{4};
-  ParkingLot<ModelSleeper> parking;
+  ParkingSpot<ModelSleeper> spots[kWorkers];
   Atomic<uint32_t> handled;
   Atomic<uint32_t> stop;
 
@@ -44,21 +39,30 @@ struct ParkingModel
     if (index < kProducers) {
       for (int i = 0; i < kEach; ++i) {
         RL_ASSERT(queue.TryPush(i));
-        parking.NotifyOne();
+        WakeOne();
       }
     } else {
-      Work();
+      Work(&spots[index - kProducers]);
     }
   }
 
-  void Work() {
+  bool WakeOne() {
+    for (ParkingSpot<ModelSleeper>& spot : spots) {
+      if (!spot.TryClaim()) continue;
+      spot.Wake();
+      return true;
+    }
+    return false;
+  }
+
+  void Work(ParkingSpot<ModelSleeper>* spot) {
     while (stop.LoadSeqCst() == 0) {
       if (TryHandle()) continue;
-      const uint32_t epoch = parking.PrepareWait();
+      spot->Prepare();
       if (stop.LoadSeqCst() != 0 || TryHandle()) {
-        parking.CancelWait();
+        spot->Cancel();
       } else {
-        parking.CommitWait(epoch);
+        spot->SleepUntilClaimed();
       }
     }
   }
@@ -68,7 +72,8 @@ struct ParkingModel
     if (!queue.TryPop(&entry)) return false;
     if (handled.FetchAddRelaxed(1) + 1 == kProducers * kEach) {
       stop.StoreSeqCst(1);
-      parking.NotifyAll();
+      while (WakeOne()) {
+      }
     }
     return true;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ParkingLot: calls to its sleeper, and, with the condition variable that the
+// ParkingSpot: calls to its sleeper, and, with the condition variable that the
 // daemon uses, workers that sleep and wake.
 #include "core/protocol/parking.h"
 
@@ -19,56 +19,71 @@ namespace {
 struct Calls {
   int sleeps = 0;  // that would have blocked
   int returns = 0;
-  int wakes_of_one = 0;
-  int wakes_of_all = 0;
+  int wakes = 0;
 } calls;
 
 struct CountingSleeper {
   void SleepWhileEqual(const Atomic<uint32_t>& word, uint32_t value) {
     ++(word.LoadSeqCst() == value ? calls.sleeps : calls.returns);
   }
-  void WakeOne() { ++calls.wakes_of_one; }
-  void WakeAll() { ++calls.wakes_of_all; }
+  void Wake() { ++calls.wakes; }
 };
 
-TEST(ParkingLotTest, NotifyDoesNothingWhenNobodyWaits) {
-  calls = {};
-  ParkingLot<CountingSleeper> parking;
-  parking.NotifyOne();
-  parking.NotifyAll();
-  parking.PrepareWait();
-  parking.CancelWait();
-  parking.NotifyOne();
-  EXPECT_EQ(calls.wakes_of_one, 0);
-  EXPECT_EQ(calls.wakes_of_all, 0);
+TEST(ParkingSpotTest, NobodyCanBeClaimedWhoIsAwake) {
+  ParkingSpot<CountingSleeper> spot;
+  EXPECT_FALSE(spot.TryClaim());
+  spot.Prepare();
+  spot.Cancel();
+  EXPECT_FALSE(spot.TryClaim());
+  spot.Prepare();
+  spot.SleepUntilClaimed();
+  EXPECT_FALSE(spot.TryClaim());
 }
 
-TEST(ParkingLotTest, NotificationAfterPrepareEndsTheWait) {
+TEST(ParkingSpotTest, AClaimAfterPrepareEndsTheSleep) {
   calls = {};
-  ParkingLot<CountingSleeper> parking;
-  parking.CommitWait(parking.PrepareWait());
+  ParkingSpot<CountingSleeper> spot;
+  spot.Prepare();
+  spot.SleepUntilClaimed();
   EXPECT_EQ(calls.sleeps, 1);
-  const uint32_t epoch = parking.PrepareWait();
-  parking.NotifyOne();
-  EXPECT_EQ(calls.wakes_of_one, 1);
-  parking.CommitWait(epoch);
+  spot.Prepare();
+  EXPECT_TRUE(spot.TryClaim());
+  spot.Wake();
+  EXPECT_EQ(calls.wakes, 1);
+  spot.SleepUntilClaimed();
   EXPECT_EQ(calls.returns, 1);
-  parking.PrepareWait();
-  parking.NotifyAll();
-  EXPECT_EQ(calls.wakes_of_all, 1);
+}
+
+TEST(ParkingSpotTest, OneClaimsAThread) {
+  ParkingSpot<CountingSleeper> spot;
+  spot.Prepare();
+  EXPECT_TRUE(spot.TryClaim());
+  EXPECT_FALSE(spot.TryClaim());
+  spot.SleepUntilClaimed();
+  spot.Prepare();
+  EXPECT_TRUE(spot.TryClaim());
 }
 
 // One producer, two workers. A lost wake-up ends the test by the test runner's
 // limit: the producer waits for each burst to be handled.
-TEST(ParkingLotStress, NoWakeUpIsLost) {
+TEST(ParkingSpotStress, NoWakeUpIsLost) {
   constexpr int kBursts = 2000;
   const uint32_t seed = StressSeed();
-  ParkingLot<CondvarSleeper> parking;
+  constexpr int kWorkers = 2;
+  ParkingSpot<CondvarSleeper> spots[kWorkers];
+  const auto wake_one = [&spots] {
+    for (ParkingSpot<CondvarSleeper>& spot : spots) {
+      if (!spot.TryClaim()) continue;
+      spot.Wake();
+      return true;
+    }
+    return false;
+  };
   BoundedQueue<int> queue(8);
   std::atomic<int> handled{0};
   Atomic<uint32_t> stop;
   std::vector<std::thread> workers;
-  for (int worker = 0; worker < 2; ++worker) {
+  for (ParkingSpot<CondvarSleeper>& spot : spots) {
     workers.emplace_back([&] {
       const auto try_handle = [&] {
         int entry;
@@ -78,14 +93,13 @@ TEST(ParkingLotStress, NoWakeUpIsLost) {
       };
       for (;;) {
         if (try_handle()) continue;
-        const uint32_t epoch = parking.PrepareWait();
+        spot.Prepare();
         if (try_handle()) {
-          parking.CancelWait();
+          spot.Cancel();
         } else if (stop.LoadSeqCst() != 0) {
-          parking.CancelWait();
           return;
         } else {
-          parking.CommitWait(epoch);
+          spot.SleepUntilClaimed();
         }
       }
     });
@@ -95,12 +109,13 @@ TEST(ParkingLotStress, NoWakeUpIsLost) {
   for (int burst = 0; burst < kBursts; ++burst) {
     for (uint32_t i = 0; i <= random() % 3; ++i, ++pushed) {
       while (!queue.TryPush(burst)) std::this_thread::yield();
-      parking.NotifyOne();
+      wake_one();
     }
     while (handled.load() < pushed) std::this_thread::yield();
   }
   stop.StoreSeqCst(1);
-  parking.NotifyAll();
+  while (wake_one()) {
+  }
   for (std::thread& worker : workers) worker.join();
   EXPECT_EQ(handled.load(), pushed);
 }
