@@ -33,7 +33,7 @@ from jax.interpreters import mlir
 
 from jax_dfccl import _compat, _passes
 from jax_dfccl._config import Config
-from jax_dfccl._groups import replica_groups
+from jax_dfccl._groups import Groups, replica_groups
 from jax_dfccl._primitive import all_reduce_p
 
 PLATFORM = "cpu"
@@ -146,15 +146,34 @@ def _lower(
     members = replica_groups(mesh.shape, axes, groups)
     if all(len(group) == 1 for group in members):
         return [x]
+    return emit(
+        ctx, x, *key, op=op, members=members, name=name, priority=priority, timeout_us=timeout_us
+    )
+
+
+def emit(
+    ctx: mlir.LoweringRuleContext,
+    *operands: Any,
+    op: str,
+    members: Groups,
+    name: str = "",
+    priority: int = 0,
+    timeout_us: int = 0,
+) -> Any:
+    """Emits the custom call. `ctx` has the types of its operands (source, key) and of its result.
+
+    `members` are the groups, as positions in the mesh of the manual code that it stands in.
+    """
     register()
     _compat.note_call()
 
-    operands, avals = [x, *key], list(ctx.avals_in)
+    has_key, avals = len(operands) > 1, list(ctx.avals_in)
+    mesh = ctx.module_context.axis_context.mesh
     if isinstance(mesh, jax.sharding.Mesh):
         devices = [device.id for device in mesh.devices.flat]
     else:
         devices = []
-        operands.append(_compat.partition_id())
+        operands = (*operands, _compat.partition_id())
         avals.append(ShapedArray((), np.dtype(np.uint32)))
     info = CallInfo(f"all_reduce({op})", name, _compat.user_source(ctx.traceback))
     # No side effect: unused calls may go and equal ones may merge, on all members alike, and the
@@ -168,7 +187,7 @@ def _lower(
         group_sizes=np.array([len(group) for group in members], np.int64),
         devices=np.array(devices, np.int64),
         name=name,
-        has_key=np.int64(len(key)),
+        has_key=np.int64(has_key),
         priority=np.int64(priority),
         timeout_us=np.int64(timeout_us),
         call=np.int64(_index_of(info)),
