@@ -13,7 +13,9 @@ except ImportError as error:
         "another folder, or install it in place (pip install -e .)"
     ) from error
 
+from jax_dfccl import lax as lax
 from jax_dfccl._all_reduce import all_reduce as all_reduce
+from jax_dfccl._override import override_lax as override_lax
 from jax_dfccl._report import Report as Report
 from jax_dfccl._report import report as report
 
@@ -22,4 +24,4 @@ try:
 except _PackageNotFoundError:  # run from the source tree
     __version__ = "0+unknown"
 
-__all__ = ["Report", "__version__", "all_reduce", "report"]
+__all__ = ["Report", "__version__", "all_reduce", "lax", "override_lax", "report"]

@@ -16,9 +16,11 @@ from typing import Any
 
 import jax
 from jax._src import compiler, source_info_util, xla_bridge
+from jax._src import config as jax_config
 from jax._src.core import NamedAxisEffect as NamedAxisEffect
 from jax._src.dispatch import apply_primitive as apply_primitive
 from jax._src.interpreters import mlir
+from jax._src.lax import parallel
 from jaxlib.mlir import ir as ir
 from jaxlib.mlir.dialects import sdy, stablehlo
 
@@ -204,3 +206,32 @@ def spans_all_devices(collective: Any, manual_computations: list[Any]) -> bool:
     names = {axis.name for axis in axes if axis.sub_axis_info is None}
     manual = set().union(*map(_manual_axes, manual_computations))
     return len(manual) > 0 and manual <= names
+
+
+def lax_collective(name: str) -> Any:
+    """The primitive behind a collective of lax; None in versions of JAX that lack it."""
+    return getattr(parallel, f"{name}_p", None)
+
+
+def wrap_lowering(primitive: Any, platform: str, wrap: Callable[[Callable[..., Any]], Any]) -> None:
+    """Puts `wrap(rule)` in the place of the rule by which `platform` lowers a primitive."""
+    entry = mlir._platform_specific_lowerings[platform].get(primitive)
+    entry = entry or mlir._lowerings.get(primitive)
+
+    def missing(*_: Any, **__: Any) -> Any:  # as JAX says it
+        raise NotImplementedError(
+            f"MLIR translation rule for primitive '{primitive.name}' not found for platform "
+            f"{platform}"
+        )
+
+    rule = missing if entry is None else entry.rule
+    # Not cacheable: a cached lowering would be counted once, and have the first call's line.
+    mlir.register_lowering(primitive, wrap(rule), platform=platform, cacheable=False)
+
+
+def ppermute_order(group: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The members of a group as lax.ppermute counts them; None if it refuses their order."""
+    refuses = getattr(jax_config, "raise_on_ppermute_sort_diff", None)
+    if refuses is None:  # 0.10.2
+        return tuple(sorted(group))
+    return None if refuses.value and group != tuple(sorted(group)) else group

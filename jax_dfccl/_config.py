@@ -51,6 +51,14 @@ def xla_pool_threads(threads: int) -> Iterator[None]:
         del os.environ[_POOL_VARIABLES[0]]
 
 
+def overrides_lax() -> bool:
+    """JAX_DFCCL_OVERRIDE_LAX: whether lax's collectives run on the daemon from the start."""
+    text = os.environ.get("JAX_DFCCL_OVERRIDE_LAX", "")
+    if text not in ("", "0", "1"):
+        raise ValueError(f"JAX_DFCCL_OVERRIDE_LAX={text!r}: must be 0 or 1")
+    return text == "1"
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """What the runtime is started with.

@@ -168,7 +168,8 @@ def emit(
     _compat.note_call()
 
     has_key, avals = len(operands) > 1, list(ctx.avals_in)
-    mesh = ctx.module_context.axis_context.mesh
+    context: Any = ctx.module_context.axis_context
+    mesh = context.mesh
     if isinstance(mesh, jax.sharding.Mesh):
         devices = [device.id for device in mesh.devices.flat]
     else:

@@ -5,6 +5,8 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, overload
 
+from jax_dfccl import _override
+
 
 class Report:
     """What is in flight, what was lately, and each device's counters. `print` it."""
@@ -18,7 +20,8 @@ class Report:
         "in_flight" and "recent" (newest first): one entry per member of a collective, with
         "operation", "name", "key", "source", "program", "dtype", "count", "group", "absent",
         "state", "error", times in seconds and more. "devices": counters. "cycles": members that
-        wait for each other, one line each.
+        wait for each other, one line each. "override_lax": collectives of jax.lax that
+        `override_lax` "replaced" and "kept", by primitive.
         """
         return copy.deepcopy(dict(self._data))
 
@@ -27,6 +30,10 @@ class Report:
         lines += [f"cycle: {cycle}" for cycle in self._data["cycles"]]
         lines += _section("recent", self._data["recent"], limit=16)
         lines += [_device_line(device) for device in self._data["devices"]]
+        for what, counts in self._data["override_lax"].items():
+            if counts:
+                listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+                lines.append(f"of jax.lax, {what}: {listed}")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -54,7 +61,7 @@ def report(format: str = "text") -> Report | dict[str, Any]:
         raise ValueError(f'report: format is {format!r}; it must be "text" or "dict"')
     from jax_dfccl import _core
 
-    result = Report(_core.report())
+    result = Report({**_core.report(), "override_lax": _override.totals()})
     return result.as_dict() if format == "dict" else result
 
 

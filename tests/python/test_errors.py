@@ -277,6 +277,7 @@ def test_report_text_joins_the_members_of_a_collective():
         "recent": [],
         "devices": [device],
         "cycles": ["devices 0 and 1 wait for each other"],
+        "override_lax": {"replaced": {"psum": 2, "pmax": 1}, "kept": {}},
     }
     assert str(Report(flight)).splitlines() == [
         "in flight: 1 collective",
@@ -286,6 +287,7 @@ def test_report_text_joins_the_members_of_a_collective():
         "recent: 0 collectives",
         "device 0: 4 submitted, 3 completed, 0 failed, 1 preemption, 2 context saves, 1 quit, "
         "0 restarts, largest wait 250.00 ms",
+        "of jax.lax, replaced: 1 pmax, 2 psum",
     ]
     copy = Report(flight).as_dict()
     copy["in_flight"].clear()
