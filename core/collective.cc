@@ -2,12 +2,91 @@
 // Names and sizes of the plain values in collective.h.
 #include "core/collective.h"
 
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "core/hash.h"
+
 namespace dfccl {
+
+const Pairs* InternPairs(std::vector<std::pair<int, int>> list) {
+  struct Table {
+    std::mutex mutex;
+    std::map<std::vector<std::pair<int, int>>, std::unique_ptr<Pairs>> pairs;
+  };
+  // Leaked: call sites may outlive static destructors.
+  static Table& table = *new Table;
+  std::sort(list.begin(), list.end());
+  std::lock_guard<std::mutex> lock(table.mutex);
+  std::unique_ptr<Pairs>& pairs = table.pairs[list];
+  if (pairs == nullptr) {
+    Hash128 hash;
+    hash.Add(list.size());
+    for (const auto& [source, target] : list) {
+      hash.Add(static_cast<uint64_t>(source)).Add(static_cast<uint64_t>(target));
+    }
+    pairs = std::make_unique<Pairs>(Pairs{std::move(list), hash.hi});
+  }
+  return pairs.get();
+}
+
+bool Folds(Kind kind) {
+  switch (kind) {
+    case Kind::kAllReduce:
+    case Kind::kReduceScatter:
+    case Kind::kReduce:
+    case Kind::kScan:
+    case Kind::kExscan:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool HasRoot(Kind kind) {
+  return kind == Kind::kBroadcast || kind == Kind::kReduce || kind == Kind::kGather ||
+         kind == Kind::kScatter;
+}
+
+int64_t SourceBlocks(Kind kind, int members) {
+  return kind == Kind::kReduceScatter || kind == Kind::kAllToAll || kind == Kind::kScatter ? members
+                                                                                           : 1;
+}
+
+int64_t ResultBlocks(Kind kind, int members) {
+  return kind == Kind::kAllGather || kind == Kind::kAllToAll || kind == Kind::kGather ? members : 1;
+}
 
 const char* KindName(Kind kind) {
   switch (kind) {
     case Kind::kAllReduce:
       return "all_reduce";
+    case Kind::kAllGather:
+      return "all_gather";
+    case Kind::kReduceScatter:
+      return "reduce_scatter";
+    case Kind::kAllToAll:
+      return "all_to_all";
+    case Kind::kPermute:
+      return "permute";
+    case Kind::kBroadcast:
+      return "broadcast";
+    case Kind::kReduce:
+      return "reduce";
+    case Kind::kGather:
+      return "gather";
+    case Kind::kScatter:
+      return "scatter";
+    case Kind::kScan:
+      return "scan";
+    case Kind::kExscan:
+      return "exscan";
+    case Kind::kBarrier:
+      return "barrier";
+    case Kind::kRaggedAllToAll:
+      return "ragged_all_to_all";
   }
   return "unknown";
 }

@@ -5,10 +5,31 @@
 #define DFCCL_CORE_COLLECTIVE_H_
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 namespace dfccl {
 
-enum class Kind : uint8_t { kAllReduce = 0 };
+// What moves, for `count` elements, member r of n (block b of an array of n*count
+// elements is [b*count, (b+1)*count)):
+enum class Kind : uint8_t {
+  kAllReduce = 0,  // the fold of all sources
+  kAllGather,      // block p is source p
+  kReduceScatter,  // the fold of block r of all sources
+  kAllToAll,       // block p is block r of source p
+  kPermute,        // source p if (p, r) is among the pairs, else zeros
+  kBroadcast,      // the root's source
+  kReduce,         // on the root the fold of all sources, elsewhere zeros
+  kGather,         // on the root block p is source p, elsewhere zeros
+  kScatter,        // block r of the root's source
+  kScan,           // the fold of sources 0 to r
+  kExscan,         // the fold of sources 0 to r-1; zeros on member 0
+  kBarrier,        // its own source, once all have come
+  // Rows of `count` elements: those that index arrays of the members name, from
+  // source p to result r, whose others stay as they were.
+  kRaggedAllToAll,
+};
+constexpr int kKindCount = 13;
 
 enum class ReduceOp : uint8_t {
   kSum = 0,
@@ -58,17 +79,38 @@ struct CollectiveId {
   bool operator!=(const CollectiveId& other) const { return !(*this == other); }
 };
 
+// Who sends to whom in a permute.
+struct Pairs {
+  std::vector<std::pair<int, int>> list;  // (source, target), by source
+  uint64_t hash = 0;                      // equal in every process
+};
+
+// The one Pairs with these entries in this process, in whatever order they come.
+// Thread-safe; never freed.
+const Pairs* InternPairs(std::vector<std::pair<int, int>> list);
+
 // What members must agree on, checked on every match before data moves.
 struct Signature {
   Kind kind = Kind::kAllReduce;
-  ReduceOp op = ReduceOp::kSum;
+  ReduceOp op = ReduceOp::kSum;  // read for kinds that fold
   DType dtype = DType::kF32;
-  int64_t count = 0;  // elements on each member
+  int64_t count = 0;             // elements; see Kind
+  int root = 0;                  // for kinds that have one
+  const Pairs* pairs = nullptr;  // for kPermute
   bool operator==(const Signature& other) const {
-    return kind == other.kind && op == other.op && dtype == other.dtype && count == other.count;
+    return kind == other.kind && op == other.op && dtype == other.dtype && count == other.count &&
+           root == other.root && pairs == other.pairs;
   }
   bool operator!=(const Signature& other) const { return !(*this == other); }
 };
+
+bool Folds(Kind kind);    // it has an operator; the other kinds only move data
+bool HasRoot(Kind kind);  // one member is special
+
+// Blocks of `count` elements that a member's source and result have in a group
+// of `members`; for kRaggedAllToAll these are members' to choose.
+int64_t SourceBlocks(Kind kind, int members);
+int64_t ResultBlocks(Kind kind, int members);
 
 const char* KindName(Kind kind);
 const char* ReduceOpName(ReduceOp op);

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the primitive to `stablehlo.custom_call @dfccl_all_reduce`, and registration with XLA.
+"""From the primitive to `stablehlo.custom_call @dfccl_collective`, and registration with XLA.
 
 The custom call's operands are the source, the key if there is one, and the partition id if the
 mesh has no devices yet (the program was traced with an abstract mesh). Its `backend_config`:
 
-    op           str
+    kind         str    what it does: "all_reduce"
+    op           str    the reduction; "" for kinds that only move data
+    root         i64    index in the group, for kinds that have a root; else 0
+    pairs        i64[]  of a permute: source, target, ... as indices in the group; else empty
     groups       i64[]  positions in the mesh's flat device order, group after group
     group_sizes  i64[]
     devices      i64[]  global device id of each position; empty: abstract mesh
@@ -24,6 +27,7 @@ folder it was started from.
 import atexit
 import dataclasses
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -156,13 +160,17 @@ def emit(
     *operands: Any,
     op: str,
     members: Groups,
+    kind: str = "all_reduce",
+    root: int = 0,
+    pairs: Sequence[tuple[int, int]] = (),
     name: str = "",
     priority: int = 0,
     timeout_us: int = 0,
 ) -> Any:
     """Emits the custom call. `ctx` has the types of its operands (source, key) and of its result.
 
-    `members` are the groups, as positions in the mesh of the manual code that it stands in.
+    `members` are the groups, as positions in the mesh of the manual code that it stands in; `root`
+    and `pairs` are indices in each group.
     """
     register()
     _compat.note_call()
@@ -176,14 +184,17 @@ def emit(
         devices = []
         operands = (*operands, _compat.partition_id())
         avals.append(ShapedArray((), np.dtype(np.uint32)))
-    info = CallInfo(f"all_reduce({op})", name, _compat.user_source(ctx.traceback))
+    info = CallInfo(f"{kind}({op})" if op else kind, name, _compat.user_source(ctx.traceback))
     # No side effect: unused calls may go and equal ones may merge, on all members alike, and the
     # call stays usable under remat.
-    lowering = jax.ffi.ffi_lowering(_passes.ALL_REDUCE)
+    lowering = jax.ffi.ffi_lowering(_passes.CALL)
     return lowering(
         ctx.replace(avals_in=avals),
         *operands,
+        kind=kind,
         op=op,
+        root=np.int64(root),
+        pairs=np.array([index for pair in pairs for index in pair], np.int64),
         groups=np.array([position for group in members for position in group], np.int64),
         group_sizes=np.array([len(group) for group in members], np.int64),
         devices=np.array(devices, np.int64),

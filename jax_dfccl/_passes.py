@@ -22,9 +22,9 @@ from typing import Any
 from jax_dfccl import _compat
 from jax_dfccl._compat import ir
 
-ALL_REDUCE = "dfccl_all_reduce"
-START = "dfccl_all_reduce_start"
-DONE = "dfccl_all_reduce_done"
+CALL = "dfccl_collective"
+START = "dfccl_collective_start"
+DONE = "dfccl_collective_done"
 
 # Custom calls that only annotate, or that XLA replaces by operations that cannot fail.
 _HARMLESS_TARGETS = frozenset(
@@ -135,6 +135,16 @@ class _Call:
         return self.config["name"].value
 
     @property
+    def kind(self) -> str:
+        return self.config["kind"].value
+
+    @property
+    def operation(self) -> str:
+        """For messages: all_reduce(sum), broadcast."""
+        op = self.config["op"].value
+        return f"{self.kind}({op})" if op else self.kind
+
+    @property
     def group_sizes(self) -> list[int]:
         return _integers(self.config["group_sizes"])
 
@@ -211,7 +221,7 @@ def _callee(op: Any) -> str:
 
 def _config_of(op: Any) -> dict[str, Any] | None:
     """The attributes of a call of ours that has not been named yet."""
-    if _target(op) != ALL_REDUCE:
+    if _target(op) != CALL:
         return None
     config = {entry.name: entry.attr for entry in op.attributes["mhlo.backend_config"]}
     return config if "call" in config else None
@@ -250,7 +260,7 @@ def _survey(module: Any) -> _Survey:
                 calls.append((_callee(op), op))
             elif op.name == "stablehlo.custom_call":
                 target = _target(op)
-                if target in (ALL_REDUCE, START, DONE):
+                if target in (CALL, START, DONE):
                     if _config_of(op) is not None:
                         survey.holders.add(name)
                 elif target not in _HARMLESS_TARGETS and not target.startswith(_HARMLESS_PREFIXES):
@@ -721,13 +731,16 @@ _VIEWS = frozenset(
 ) | {"sdy.sharding_constraint"}
 
 
-def _may_overwrite_operand(node: _Op) -> bool:
+def _may_overwrite_operand(call: _Call) -> bool:
     """Whether XLA can give a call's result the memory of its operand without copying it first.
 
     So if nothing else uses what the program has computed there. Half the memory is touched then.
     It is a guess about XLA's later choices: where it is wrong, XLA puts a copy in front.
+    Kinds other than all_reduce read operands when they have begun to write results.
     """
-    value, block = node.operands[0], node.block
+    if call.kind != "all_reduce":
+        return False
+    value, block = call.node.operands[0], call.node.block
     while True:
         owner = value.owner
         if not isinstance(owner, _Op) or owner.block is not block:
@@ -842,7 +855,7 @@ def holds_calls(module: Any) -> bool:
 
     def visit(op: Any) -> Any:
         nonlocal found
-        if op.name == "stablehlo.custom_call" and _target(op) in (ALL_REDUCE, START, DONE):
+        if op.name == "stablehlo.custom_call" and _target(op) in (CALL, START, DONE):
             found = True
             return ir.WalkResult.INTERRUPT
         return ir.WalkResult.ADVANCE
@@ -900,7 +913,7 @@ def rewrite(
         for block in blocks:
             _split(block, (), int(survey.may_fail))
         for call in graph.calls:
-            if len(call.emitted) == 1 and _may_overwrite_operand(call.node):
+            if len(call.emitted) == 1 and _may_overwrite_operand(call):
                 _compat.alias_result_to_operand(call.node.op)
         for call in graph.calls:
             _set_names(call, 0, survey)
@@ -914,7 +927,7 @@ def rewrite(
                 Site(
                     program=program,
                     site=call.site,
-                    operation=f"all_reduce({call.config['op'].value})",
+                    operation=call.operation,
                     name=call.name,
                     source=describe(call.source),
                     program_name=program_name,

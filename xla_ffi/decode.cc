@@ -21,6 +21,16 @@ Status Invalid(std::string message) {
   return Status(StatusCode::kInvalidArgument, std::move(message));
 }
 
+bool ParseKind(std::string_view text, Kind* kind) {
+  for (int i = 0; i < kKindCount; ++i) {
+    if (text == KindName(static_cast<Kind>(i))) {
+      *kind = static_cast<Kind>(i);
+      return true;
+    }
+  }
+  return false;
+}
+
 bool ParseReduceOp(std::string_view text, ReduceOp* op) {
   constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kProd, ReduceOp::kMin,
                                ReduceOp::kMax, ReduceOp::kAnd,  ReduceOp::kOr,   ReduceOp::kXor};
@@ -134,9 +144,52 @@ Status DecodeGroups(Integers groups, Integers group_sizes, Integers devices,
   return Status();
 }
 
+// What the call does; after DecodeGroups.
+Status DecodeKind(std::string_view kind, std::string_view op, int64_t root, Integers pairs,
+                  CallState* state) {
+  const auto invalid = [&](const std::string& message) {
+    return Invalid(std::string(kind) + ": " + message);
+  };
+  if (!ParseKind(kind, &state->kind)) return Invalid("unknown kind '" + std::string(kind) + "'");
+  if (Folds(state->kind) ? !ParseReduceOp(op, &state->op) : !op.empty()) {
+    return invalid("unknown op '" + std::string(op) + "'");
+  }
+  const auto least = std::min_element(
+      state->memberships.begin(), state->memberships.end(),
+      [](const auto& a, const auto& b) { return a.group->size() < b.group->size(); });
+  const int64_t members = least == state->memberships.end() ? 0 : least->group->size();
+  if (root != 0 && (!HasRoot(state->kind) || root < 0 || root >= members)) {
+    return invalid("no member can be root " + std::to_string(root));
+  }
+  state->root = static_cast<int>(root);
+  if (state->kind != Kind::kPermute) {
+    return pairs.size() == 0 ? Status() : invalid("takes no pairs");
+  }
+  if (pairs.size() % 2 != 0) return invalid("pairs must have two entries each");
+  std::vector<std::pair<int, int>> list;
+  std::vector<bool> sends(members), receives(members);
+  for (size_t i = 0; i < pairs.size(); i += 2) {
+    const int64_t source = pairs[i], target = pairs[i + 1];
+    const std::string pair = "(" + std::to_string(source) + ", " + std::to_string(target) + ")";
+    if (std::min(source, target) < 0 || std::max(source, target) >= members) {
+      return invalid("pair " + pair + " names a member that a group does not have");
+    }
+    if (sends[source] || receives[target]) {
+      return invalid("pair " + pair + " has a source or a target that another pair has");
+    }
+    sends[source] = receives[target] = true;
+    list.emplace_back(static_cast<int>(source), static_cast<int>(target));
+  }
+  state->pairs = InternPairs(std::move(list));
+  return Status();
+}
+
 Status Decode(Target target, const ffi::Dictionary& attributes, CallState* state) {
   AttributeReader reader(attributes);
+  const std::string_view kind = reader.Get<std::string_view>("kind");
   const std::string_view op = reader.Get<std::string_view>("op");
+  const int64_t root = reader.Integer("root");
+  const Integers pairs = reader.Get<Integers>("pairs");
   const Integers groups = reader.Get<Integers>("groups");
   const Integers group_sizes = reader.Get<Integers>("group_sizes");
   const Integers devices = reader.Get<Integers>("devices");
@@ -155,7 +208,6 @@ Status Decode(Target target, const ffi::Dictionary& attributes, CallState* state
         "this program was compiled without jax_dfccl's module pass, so its collectives have no "
         "identity. It must be lowered and compiled by jax.jit after `import jax_dfccl`");
   }
-  if (!ParseReduceOp(op, &state->op)) return Invalid("unknown op '" + std::string(op) + "'");
   if (has_key != 0 && name.empty()) return Invalid("key= needs name=");
   if (priority < std::numeric_limits<int>::min() || priority > std::numeric_limits<int>::max()) {
     return Invalid("priority " + std::to_string(priority) + " does not fit 32 bits");
@@ -176,6 +228,8 @@ Status Decode(Target target, const ffi::Dictionary& attributes, CallState* state
       !status.ok()) {
     return status;
   }
+  if (Status status = DecodeKind(kind, op, root, pairs, state); !status.ok()) return status;
+  if (state->kind != Kind::kAllReduce) return Invalid(std::string(kind) + " is not there yet");
   // A done is no instance; under a number of its own it doesn't count as a clone.
   state->call_site.reset(target == Target::kDone
                              ? NewCallSite(state->program, ~state->site, "")
@@ -249,7 +303,7 @@ Status DecodeSubmission(const CallState& state, const XLA_FFI_CallFrame& frame, 
   }
   BufferView source;
   if (Status status = DecodeBuffer(Operand(frame, 0), &source); !status.ok()) return status;
-  if (!IsSupported(state.op, source.dtype)) {
+  if (Folds(state.kind) && !IsSupported(state.op, source.dtype)) {
     return Invalid(std::string(ReduceOpName(state.op)) + " of " + DTypeName(source.dtype) +
                    " has no meaning");
   }
@@ -270,12 +324,19 @@ Status DecodeSubmission(const CallState& state, const XLA_FFI_CallFrame& frame, 
     return Invalid("device " + std::to_string(self) + " runs a collective but is in none of its " +
                    "groups");
   }
+  const int64_t blocks = SourceBlocks(state.kind, membership->group->size());
+  if (source.count % blocks != 0) {
+    return Invalid(std::string(KindName(state.kind)) + ": the operand has " +
+                   std::to_string(source.count) + " elements, which cannot be cut into " +
+                   std::to_string(blocks) + " equal blocks");
+  }
   const IdentifiedCall call = state.call_site->Next(self, run_id, membership->group, key);
   submission->device = device;
   submission->group = membership->group;
   submission->member = membership->member;
   submission->id = call.id;
-  submission->signature = {Kind::kAllReduce, state.op, source.dtype, source.count};
+  submission->signature = {state.kind, state.op,   source.dtype, source.count / blocks,
+                           state.root, state.pairs};
   submission->source = source.data;
   submission->stage_source = state.stage_source;
   submission->closed = state.closed;

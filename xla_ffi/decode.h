@@ -5,7 +5,12 @@
 // calls are here.
 //
 // Attributes of the three targets (tests compare the names with the lowering):
-//   op           str      reduction: sum, mean, prod, min, max, and, or, xor
+//   kind         str      KindName: all_reduce, all_gather, ...
+//   op           str      reduction: sum, mean, prod, min, max, and, or, xor; "" for
+//                         kinds that only move data
+//   root         i64      index in the group, for kinds that have a root; else 0
+//   pairs        i64[]    permute: source, target, source, target, ... as indices in
+//                         the group; else empty
 //   groups       i64[]    positions in the mesh, group after group
 //   group_sizes  i64[]    members of each group
 //   devices      i64[]    global device id of each position. Empty: not known when
@@ -51,7 +56,10 @@ struct CallState {
     int member;
   };
 
+  Kind kind = Kind::kAllReduce;
   ReduceOp op = ReduceOp::kSum;
+  int root = 0;
+  const Pairs* pairs = nullptr;
   std::string name;
   bool has_key = false;
   bool has_position = false;
@@ -66,7 +74,7 @@ struct CallState {
 };
 
 // Which target a state is for.
-enum class Target { kAllReduce, kStart, kDone };
+enum class Target { kSingle, kStart, kDone };
 
 xla::ffi::ErrorOr<std::unique_ptr<CallState>> DecodeCall(Target target,
                                                          const xla::ffi::Dictionary& attributes);

@@ -15,9 +15,9 @@ struct TargetHandlers {
   XLA_FFI_Handler* execute;
 };
 
-// dfccl_all_reduce        (source[, key][, position]) -> result
-// dfccl_all_reduce_start  (source[, key][, position]) -> ticket u64[1]
-// dfccl_all_reduce_done   (ticket, source, more tickets...) -> result
+// dfccl_collective        (source[, key][, position]) -> result
+// dfccl_collective_start  (source[, key][, position]) -> ticket u64[1]
+// dfccl_collective_done   (ticket, source, more tickets...) -> result
 constexpr int kCpuTargetCount = 3;
 const TargetHandlers* CpuTargets();
 

@@ -149,8 +149,10 @@ XLA_FFI_Error* ExecuteSingle(XLA_FFI_CallFrame* frame) {
   }
   Submission submission;
   if (XLA_FFI_Error* error = Prepare(frame, &submission)) return error;
-  if (result.dtype != submission.signature.dtype || result.count != submission.signature.count) {
-    return Fail(frame, "result and operand differ in type or size");
+  if (result.dtype != submission.signature.dtype ||
+      result.count != submission.signature.count *
+                          ResultBlocks(submission.signature.kind, submission.group->size())) {
+    return Fail(frame, "the result's type or size does not go with the operand's");
   }
   submission.result = result.data;
   Operation* operation = Runtime::Get().Submit(submission);
@@ -169,7 +171,10 @@ XLA_FFI_Error* ExecuteStart(XLA_FFI_CallFrame* frame) {
   started.launch = submission.launch;
   started.source = submission.source;
   started.staged = submission.stage_source;
-  started.bytes = submission.signature.count * DTypeSize(submission.signature.dtype);
+  const int64_t block = submission.signature.count * DTypeSize(submission.signature.dtype);
+  const int members = submission.group->size();
+  started.source_bytes = block * SourceBlocks(submission.signature.kind, members);
+  started.result_bytes = block * ResultBlocks(submission.signature.kind, members);
   const uint64_t ticket = Tickets().Put(started);
   std::memcpy(Result(frame).data, &ticket, sizeof(ticket));
   return nullptr;
@@ -180,10 +185,10 @@ Status CheckDone(const XLA_FFI_CallFrame* frame, const StartedOperation& started
   BufferView source, result;
   if (Status status = DecodeBuffer(Operand(frame, 1), &source); !status.ok()) return status;
   if (Status status = DecodeBuffer(Result(frame), &result); !status.ok()) return status;
-  if (source.bytes() != started.bytes || result.bytes() != started.bytes) {
+  if (source.bytes() != started.source_bytes || result.bytes() != started.result_bytes) {
     return Status(StatusCode::kInvalidArgument, "start and done differ in size");
   }
-  if (!started.staged && started.bytes != 0 && source.data != started.source) {
+  if (!started.staged && started.source_bytes != 0 && source.data != started.source) {
     return Status(StatusCode::kInternal,
                   "the operand of a collective moved between start and done: XLA copied a buffer "
                   "that was to be read in place");
@@ -236,9 +241,9 @@ XLA_FFI_Error* Execute(XLA_FFI_CallFrame* frame) {
 
 const TargetHandlers* CpuTargets() {
   static constexpr TargetHandlers kTargets[kCpuTargetCount] = {
-      {"dfccl_all_reduce", Instantiate<Target::kAllReduce>, Execute<ExecuteSingle>},
-      {"dfccl_all_reduce_start", Instantiate<Target::kStart>, Execute<ExecuteStart>},
-      {"dfccl_all_reduce_done", Instantiate<Target::kDone>, Execute<ExecuteDone>},
+      {"dfccl_collective", Instantiate<Target::kSingle>, Execute<ExecuteSingle>},
+      {"dfccl_collective_start", Instantiate<Target::kStart>, Execute<ExecuteStart>},
+      {"dfccl_collective_done", Instantiate<Target::kDone>, Execute<ExecuteDone>},
   };
   return kTargets;
 }

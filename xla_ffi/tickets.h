@@ -26,7 +26,8 @@ struct StartedOperation {
   uint64_t launch = 0;
   const void* source = nullptr;  // must be the same at done, unless staged
   bool staged = false;
-  int64_t bytes = 0;
+  int64_t source_bytes = 0;
+  int64_t result_bytes = 0;
 };
 
 class TicketTable {

@@ -29,8 +29,24 @@ std::string Seconds(int64_t ns) {
   return text;
 }
 
+// "all_reduce(sum)", "broadcast"
 std::string OperationName(const Signature& signature) {
-  return std::string(KindName(signature.kind)) + "(" + ReduceOpName(signature.op) + ")";
+  const std::string kind = KindName(signature.kind);
+  return Folds(signature.kind) ? kind + "(" + ReduceOpName(signature.op) + ")" : kind;
+}
+
+// What else the members of an instance must agree on: "root 3", "pairs [(0, 1)]".
+std::string Particulars(const Signature& signature) {
+  if (HasRoot(signature.kind)) return "root " + std::to_string(signature.root);
+  if (signature.pairs == nullptr) return "";
+  std::string text = "pairs [";
+  for (size_t i = 0; i < signature.pairs->list.size() && i < kMostListed; ++i) {
+    const auto& [source, target] = signature.pairs->list[i];
+    if (i > 0) text += ", ";
+    text += "(" + std::to_string(source) + ", " + std::to_string(target) + ")";
+  }
+  if (signature.pairs->list.size() > kMostListed) text += ", ...";
+  return text + "]";
 }
 
 std::vector<int64_t> Absent(const RecordView& record) {
@@ -205,12 +221,15 @@ std::string Describer::Mismatch(const RecordView& record, const OperationInfo& o
                                 const Signature& other_signature) const {
   const OperationInfo& first = record.members[record.creator].info;
   const auto side = [this](const OperationInfo& info, const Signature& signature) {
+    const std::string particulars = Particulars(signature);
     return "device " + std::to_string(info.device) + " calls " + Call(info, signature) + " with " +
-           OperationName(signature) + " of " + Values(signature);
+           OperationName(signature) + " of " + Values(signature) +
+           (particulars.empty() ? "" : ", " + particulars);
   };
   return "members disagree about a collective of group " + List(record.group->members) + ": " +
          side(first, record.signature) + ", but " + side(other, other_signature) +
-         ". All members must use the same operator, dtype and size; different collectives need "
+         ". All members must use the same operation, operator, dtype, size, root and pairs; "
+         "different collectives need "
          "different names.";
 }
 
@@ -269,7 +288,7 @@ std::string Describer::Cycle(const WaitCycle& cycle) const {
   return text;
 }
 
-FlightEntry Describer::Common(const OperationInfo& info, const Signature& signature,
+FlightEntry Describer::Common(const OperationInfo& info, const Signature& signature, int64_t bytes,
                               const Group& group) const {
   const SiteInfo site = sites_->Find(info.program, info.site);
   FlightEntry entry;
@@ -283,14 +302,14 @@ FlightEntry Describer::Common(const OperationInfo& info, const Signature& signat
   entry.source = site.source;
   entry.dtype = DTypeName(signature.dtype);
   entry.count = signature.count;
-  entry.bytes = signature.count * DTypeSize(signature.dtype);
+  entry.bytes = bytes;
   entry.group = group.members;
   return entry;
 }
 
 FlightEntry Describer::Entry(const RecordView& record, int member, int64_t now_ns) const {
   const MemberView& view = record.members[member];
-  FlightEntry entry = Common(view.info, record.signature, *record.group);
+  FlightEntry entry = Common(view.info, record.signature, record.bytes, *record.group);
   entry.absent = Absent(record);
   entry.state = record.failed ? "failed" : record.complete() ? "moving" : "waiting for members";
   entry.blocks_device = view.waited_for;
@@ -301,7 +320,7 @@ FlightEntry Describer::Entry(const RecordView& record, int member, int64_t now_n
 }
 
 FlightEntry Describer::Entry(const Flight& flight, int64_t now_ns) const {
-  FlightEntry entry = Common(flight.info, flight.signature, *flight.group);
+  FlightEntry entry = Common(flight.info, flight.signature, flight.bytes, *flight.group);
   entry.state = flight.code == StatusCode::kOk ? "done" : "failed";
   if (flight.code != StatusCode::kOk) {
     entry.error = std::string(StatusCodeName(flight.code)) + ": " + flight.error;

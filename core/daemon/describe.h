@@ -63,7 +63,7 @@ class Describer {
  private:
   std::string Call(const OperationInfo& info, const Signature& signature) const;
   std::string Missing(const RecordView& record, int64_t now_ns) const;
-  FlightEntry Common(const OperationInfo& info, const Signature& signature,
+  FlightEntry Common(const OperationInfo& info, const Signature& signature, int64_t bytes,
                      const Group& group) const;
 
   const SiteTable* const sites_;

@@ -74,7 +74,8 @@ struct alignas(kCacheLine) Operation : WakeNode, OrderNode {
   OperationInfo info;
   const Group* group = nullptr;
   Signature signature;
-  int64_t bytes = 0;  // of the message
+  int64_t bytes = 0;  // of the larger of source and result
+  int64_t result_bytes = 0;
 
   uint64_t generation = 0;
   Operation* next = nullptr;  // in the pool's or a daemon's list

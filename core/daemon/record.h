@@ -59,7 +59,9 @@ ChosenPlan ChoosePlan(Algorithm algorithm, int members);
 // How a collective is carried out: a function of its group and signature.
 struct Shape {
   ChosenPlan chosen;
-  int64_t bytes = 0;           // of the message
+  int64_t source_bytes = 0;    // of one member
+  int64_t result_bytes = 0;    // of one member
+  int64_t bytes = 0;           // of the larger of the two
   int64_t align = 1;           // see StaticContext
   int64_t slice_elements = 1;  // see StaticContext
   bool streaming = false;      // non-temporal stores

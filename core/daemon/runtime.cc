@@ -223,7 +223,9 @@ uint64_t RuntimeImpl::Sum(uint64_t (Daemon::*count)() const) {
 Shape RuntimeImpl::ShapeOf(const Signature& signature, int members) const {
   Shape shape;
   const int64_t size = DTypeSize(signature.dtype);
-  shape.bytes = signature.count * size;
+  shape.source_bytes = SourceBlocks(signature.kind, members) * signature.count * size;
+  shape.result_bytes = ResultBlocks(signature.kind, members) * signature.count * size;
+  shape.bytes = std::max(shape.source_bytes, shape.result_bytes);
   const bool flat = shape.bytes <= kFlatBytes || shape.bytes * members <= kFlatGroupBytes;
   Algorithm algorithm = flat ? Algorithm::kDirectFlat : Algorithm::kDirectTwoShot;
   if (forced_ && members <= kMaxPlanMembers) algorithm = forced_algorithm_;
@@ -231,8 +233,8 @@ Shape RuntimeImpl::ShapeOf(const Signature& signature, int members) const {
   shape.align = std::max<int64_t>(1, static_cast<int64_t>(kCacheLine) / size);
   const int64_t slice = Daemon::kSliceBytes / (2 * members * size);
   shape.slice_elements = std::max(slice / shape.align, int64_t{64}) * shape.align;
-  shape.streaming = shape.bytes * members >= kStreamingBytes;
-  shape.heavy = 2 * shape.bytes * members >= kHeavyBytes;
+  shape.streaming = shape.result_bytes * members >= kStreamingBytes;
+  shape.heavy = (shape.source_bytes + shape.result_bytes) * members >= kHeavyBytes;
   return shape;
 }
 
@@ -284,23 +286,27 @@ void RuntimeImpl::Enter(Operation* operation, const Submission& submission) {
   operation->group = group;
   operation->signature = signature;
   operation->bytes = shape.bytes;
+  operation->result_bytes = shape.result_bytes;
   operation->site_hash =
       static_cast<uint32_t>(MixBits(submission.program + static_cast<uint32_t>(submission.site)));
   if (stopped_.LoadAcquire() != 0) {
     operation->status = Status(StatusCode::kAborted, "the runtime has been shut down");
     return;
   }
-  const size_t bytes = std::max<size_t>(1, shape.bytes);
   const void* source = submission.source;
   const bool overwritten = source == submission.result && shape.bytes > 0;
   if (submission.stage_source || (overwritten && !shape.chosen.plan->in_place)) {
-    operation->staged_source = buffers_.Allocate(bytes);
-    std::memcpy(operation->staged_source, source, shape.bytes);
+    operation->staged_source = buffers_.Allocate(std::max<size_t>(1, shape.source_bytes));
+    std::memcpy(operation->staged_source, source, shape.source_bytes);
     source = operation->staged_source;
   }
   void* result = submission.result;
-  if (result == nullptr) result = operation->owned_result = buffers_.Allocate(bytes);
-  if (shape.bytes >= kHugePagesBytes && result != source) AdviseHugePages(result, shape.bytes);
+  if (result == nullptr) {
+    result = operation->owned_result = buffers_.Allocate(std::max<size_t>(1, shape.result_bytes));
+  }
+  if (shape.result_bytes >= kHugePagesBytes && result != source) {
+    AdviseHugePages(result, shape.result_bytes);
+  }
   const uint32_t scratch_slots = shape.chosen.plan->scratch_slots;
   if (scratch_slots > 0 && signature.count > 0) {
     operation->scratch = buffers_.Allocate(scratch_slots * signature.count *
@@ -358,7 +364,7 @@ bool RuntimeImpl::OnFinish(Operation* operation, Callback function, void* argume
 }
 
 void RuntimeImpl::Collect(Operation* operation, void* destination) {
-  std::memcpy(destination, operation->owned_result, operation->bytes);
+  std::memcpy(destination, operation->owned_result, operation->result_bytes);
   Release(operation);
 }
 

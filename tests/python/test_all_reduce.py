@@ -107,7 +107,7 @@ def test_python_ints_are_reduced_while_tracing(op, right):
 
 def test_named_python_ints_are_sent():
     text = spmd(lambda x: x + all_reduce(1, "i", name="count")).lower(np.zeros(8)).as_text()
-    assert "dfccl_all_reduce" in text
+    assert "dfccl_collective" in text
 
 
 def test_no_axes_is_the_identity():
@@ -396,7 +396,7 @@ def test_wide_keys():
 
 def attributes(text):
     """The attributes of our custom calls, as text."""
-    return re.findall(r"dfccl_all_reduce\w*\(.*?mhlo\.backend_config = \{(.*?)\}", text)
+    return re.findall(r"dfccl_collective\w*\(.*?mhlo\.backend_config = \{(.*?)\}", text)
 
 
 def test_arguments_reach_the_custom_call():

@@ -32,7 +32,10 @@ def _wide_types():
 def attributes(**changed: Any) -> dict[str, Any]:
     """The attributes of a call over all devices; each call is another site."""
     values: dict[str, Any] = {
+        "kind": "all_reduce",
         "op": "sum",
+        "root": 0,
+        "pairs": [],
         "groups": range(N),
         "group_sizes": [N],
         "devices": [device.id for device in jax.devices()],
@@ -57,16 +60,16 @@ def attributes(**changed: Any) -> dict[str, Any]:
 
 def single(x: Any, *operands: Any, **changed: Any) -> Any:
     result = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    return jax.ffi.ffi_call("dfccl_all_reduce", result)(x, *operands, **attributes(**changed))
+    return jax.ffi.ffi_call("dfccl_collective", result)(x, *operands, **attributes(**changed))
 
 
 def start(x: Any, *operands: Any, stage: int = 0, **changed: Any) -> Any:
-    call = jax.ffi.ffi_call("dfccl_all_reduce_start", jax.ShapeDtypeStruct((1,), np.uint64))
+    call = jax.ffi.ffi_call("dfccl_collective_start", jax.ShapeDtypeStruct((1,), np.uint64))
     return call(x, *operands, **attributes(stage=stage, **changed))
 
 
 def done(ticket: Any, x: Any, *tickets: Any, **changed: Any) -> Any:
-    call = jax.ffi.ffi_call("dfccl_all_reduce_done", jax.ShapeDtypeStruct(x.shape, x.dtype))
+    call = jax.ffi.ffi_call("dfccl_collective_done", jax.ShapeDtypeStruct(x.shape, x.dtype))
     return call(ticket, x, *tickets, **attributes(**changed))
 
 
@@ -139,7 +142,18 @@ def test_negative_keys_of_both_widths_are_the_same_key():
     ("changed", "match"),
     [
         ({"site": -1}, "without jax_dfccl's module pass"),
-        ({"op": "average"}, "unknown op 'average'"),
+        ({"kind": "all"}, "unknown kind 'all'"),
+        ({"op": "average"}, "all_reduce: unknown op 'average'"),
+        ({"kind": "broadcast"}, "broadcast: unknown op 'sum'"),
+        ({"root": 1}, "all_reduce: no member can be root 1"),
+        ({"kind": "broadcast", "op": "", "root": -1}, "no member can be root -1"),
+        ({"kind": "reduce", "group_sizes": [3, 5], "root": 3}, "no member can be root 3"),
+        ({"pairs": [0, 1]}, "all_reduce: takes no pairs"),
+        ({"kind": "permute", "op": "", "pairs": [0]}, "pairs must have two entries"),
+        ({"kind": "permute", "op": "", "pairs": [0, 8]}, r"pair \(0, 8\) names a member"),
+        ({"kind": "permute", "op": "", "pairs": [-1, 0]}, r"pair \(-1, 0\) names a member"),
+        ({"kind": "permute", "op": "", "pairs": [0, 1, 2, 1]}, r"pair \(2, 1\) has a source or"),
+        ({"kind": "permute", "op": "", "pairs": [2, 1, 2, 3]}, r"pair \(2, 3\) has a source or"),
         ({"groups": [0, 1, 8], "group_sizes": [3]}, "position 8"),
         ({"group_sizes": [5]}, "group_sizes do not fit"),
         ({"group_sizes": [5, 4]}, "group_sizes do not fit"),
@@ -160,7 +174,7 @@ def test_a_missing_attribute_is_named():
     del values["op"]
     result = jax.ShapeDtypeStruct((1, 3), np.float32)
     with pytest.raises(jax.errors.JaxRuntimeError, match="jax_dfccl: attribute op"):
-        call = jax.ffi.ffi_call("dfccl_all_reduce", result)
+        call = jax.ffi.ffi_call("dfccl_collective", result)
         spmd(lambda x: call(x, **values)).lower(X).compile()
 
 

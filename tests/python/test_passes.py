@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dfccl import _passes
 from jax_dfccl._compat import ir
-from jax_dfccl._passes import ALL_REDUCE, DONE, START
+from jax_dfccl._passes import CALL, DONE, START
 
 DEVICES = 8
 SPLIT = P("i")
@@ -35,10 +35,13 @@ def call(x, name="", groups=None, key=None):
         sharding=jax.typeof(x).sharding,
         manual_axis_type=jax.typeof(x).manual_axis_type,
     )
-    return jax.ffi.ffi_call(ALL_REDUCE, result, vmap_method="sequential")(
+    return jax.ffi.ffi_call(CALL, result, vmap_method="sequential")(
         x,
         *([] if key is None else [key]),
+        kind="all_reduce",
         op="sum",
+        root=np.int64(0),
+        pairs=np.array([], np.int64),
         groups=np.array(functools.reduce(operator.iadd, groups, []), np.int64),
         group_sizes=np.array([len(group) for group in groups], np.int64),
         devices=np.arange(DEVICES),
@@ -82,7 +85,7 @@ class Rewritten:
             self.functions.append(op.attributes["sym_name"].value)
         elif op.name == "stablehlo.custom_call":
             target = op.attributes["call_target_name"].value
-            if target in (ALL_REDUCE, START, DONE):
+            if target in (CALL, START, DONE):
                 self.calls.append(Call(op, target))
         return ir.WalkResult.ADVANCE
 
@@ -143,7 +146,7 @@ def deepened(x, depth):
 
 def test_straight_line_code_keeps_the_single_call():
     module = Rewritten(lambda x: call(call(x) + 1))
-    assert [c.target for c in module.calls] == [ALL_REDUCE, ALL_REDUCE]
+    assert [c.target for c in module.calls] == [CALL, CALL]
     assert [c.site for c in module.calls] == [0, 1]
     assert all(c.program == module.program for c in module.calls)
     assert all("call" not in c.attributes and "stage" not in c.attributes for c in module.calls)
@@ -203,7 +206,7 @@ def test_loop_bodies_are_one_site_each():
         return lax.while_loop(lambda c: c[0] < 4, lambda c: (c[0] + 1, call(c[1])), (0, x))[1]
 
     module = Rewritten(body)
-    assert [(c.target, c.site) for c in module.calls] == [(ALL_REDUCE, 0), (ALL_REDUCE, 1)]
+    assert [(c.target, c.site) for c in module.calls] == [(CALL, 0), (CALL, 1)]
 
 
 def test_locations_survive():
@@ -238,7 +241,7 @@ EVEN_ODD = [[0, 2, 4, 6], [1, 3, 5, 7]]
     ids=["step counter", "replicated argument", "our result", "psum"],
 )
 def test_branches_that_all_devices_take_together_keep_the_single_call(predicate):
-    assert steps(predicate).forms == {ALL_REDUCE}
+    assert steps(predicate).forms == {CALL}
 
 
 @pytest.mark.parametrize(
@@ -266,7 +269,7 @@ def test_the_same_helper_serves_uniform_and_varying_predicates():
         return lax.cond(even(lax.axis_index("i")), lambda c: call(c), lambda c: c, x)
 
     module = Rewritten(body, X, 3, in_specs=(P("i"), P()))
-    assert [(c.target, c.site) for c in module.calls] == [(ALL_REDUCE, 0), (START, 1), (DONE, 1)]
+    assert [(c.target, c.site) for c in module.calls] == [(CALL, 0), (START, 1), (DONE, 1)]
 
 
 def test_loops_of_varying_length_are_split():
@@ -290,7 +293,7 @@ def test_without_shardy():
         varying = steps(lambda i, n, c: c.sum() > 0)
     finally:
         jax.config.update("jax_use_shardy_partitioner", True)
-    assert uniform.forms == {ALL_REDUCE}
+    assert uniform.forms == {CALL}
     assert varying.forms == {START, DONE}
 
 
@@ -655,10 +658,10 @@ try:
     lowered.compile()
     raise AssertionError("there are no handlers in this process")
 except jax.errors.JaxRuntimeError as error:
-    assert "dfccl_all_reduce" in str(error), error
+    assert "dfccl_collective" in str(error), error
 assert events == [0, "begin"], events
 exported = jax.export.export(
-    f, disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(t.ALL_REDUCE)]
+    f, disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(t.CALL)]
 )(t.X)
 assert "site = 0" in exported.mlir_module()
 

@@ -16,14 +16,14 @@ StartedOperation Started(int64_t device, uint64_t launch, int64_t mark, uint64_t
   started.device = device;
   started.program = program;
   started.launch = launch;
-  started.bytes = mark;
+  started.source_bytes = mark;
   return started;
 }
 
 struct Reaped {
   std::multiset<int64_t> marks;
   TicketTable::Reaper Reaper() {
-    return [this](const StartedOperation& started) { marks.insert(started.bytes); };
+    return [this](const StartedOperation& started) { marks.insert(started.source_bytes); };
   }
 };
 
@@ -34,9 +34,9 @@ TEST(TicketTableTest, GivesBackWhatWasPut) {
   EXPECT_EQ(table.size(), 2);
   StartedOperation started;
   ASSERT_TRUE(table.Take(b, &started));
-  EXPECT_EQ(started.bytes, 20);
+  EXPECT_EQ(started.source_bytes, 20);
   ASSERT_TRUE(table.Take(a, &started));
-  EXPECT_EQ(started.bytes, 10);
+  EXPECT_EQ(started.source_bytes, 10);
   EXPECT_EQ(table.size(), 0);
 }
 
@@ -55,7 +55,7 @@ TEST(TicketTableTest, RecognisesUsedForgedAndOldTickets) {
   EXPECT_FALSE(table.Take(old, &started));
   EXPECT_NE(table.WhyGone(old).message().find(std::to_string(old)), std::string::npos);
   ASSERT_TRUE(table.Take(recent, &started));
-  EXPECT_EQ(started.bytes, 2);
+  EXPECT_EQ(started.source_bytes, 2);
 }
 
 TEST(TicketTableTest, DropsOneLaunchOfOneDevice) {
@@ -92,7 +92,7 @@ TEST(TicketTableTest, HoldsAHundredThousandOfOneLaunch) {
   StartedOperation started;
   for (int i = 0; i < 100000; ++i) {
     ASSERT_TRUE(table.Take(tickets[i], &started));
-    ASSERT_EQ(started.bytes, i);
+    ASSERT_EQ(started.source_bytes, i);
   }
   EXPECT_TRUE(reaped.marks.empty());
 }
@@ -108,7 +108,7 @@ TEST(TicketTableTest, ThreadsTakeEachTicketOnce) {
         const int64_t mark = 10000 * thread + i;
         const uint64_t ticket = table.Put(Started(i % 3, 0, mark));  // lanes are shared
         ASSERT_TRUE(table.Take(ticket, &started));
-        ASSERT_EQ(started.bytes, mark);
+        ASSERT_EQ(started.source_bytes, mark);
         ASSERT_FALSE(table.Take(ticket, &started));
       }
     });
