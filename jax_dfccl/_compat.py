@@ -53,9 +53,10 @@ def alias_result_to_operand(op: Any) -> None:
 
 
 class _Lowering(threading.local):
-    """Whether the module that this thread lowers now holds a call of ours."""
+    """What is known of the module that this thread lowers now."""
 
-    holds_calls = False
+    holds_calls = False  # of ours
+    platforms = 1
 
 
 _lowering = _Lowering()
@@ -92,13 +93,14 @@ def install_hooks(
     @functools.wraps(lower)
     def lower_and_rewrite(*args: Any, **kwargs: Any) -> Any:
         # Lowering can compile and so lower something else on the way.
-        outer, _lowering.holds_calls = _lowering.holds_calls, False
+        outer = _lowering.holds_calls, _lowering.platforms
+        _lowering.holds_calls, _lowering.platforms = False, len(kwargs["platforms"])
         try:
             result = lower(*args, **kwargs)
             if _lowering.holds_calls:
                 rewrite(result.module)
         finally:
-            _lowering.holds_calls = outer
+            _lowering.holds_calls, _lowering.platforms = outer
         return result
 
     @functools.wraps(load)
@@ -213,8 +215,32 @@ def lax_collective(name: str) -> Any:
     return getattr(parallel, f"{name}_p", None)
 
 
-def wrap_lowering(primitive: Any, platform: str, wrap: Callable[[Callable[..., Any]], Any]) -> None:
-    """Puts `wrap(rule)` in the place of the rule by which `platform` lowers a primitive."""
+class _Uncacheable(set[Any]):
+    """Primitives whose lowerings are not cached, of which some are cached at times."""
+
+    def __init__(self, primitives: set[Any]):
+        super().__init__(primitives)
+        self.at_times: dict[Any, Callable[[], bool]] = {}
+
+    def __contains__(self, primitive: Any) -> bool:
+        if super().__contains__(primitive):
+            return True
+        # 0.10.2 cannot lower what is not cached for several platforms.
+        now = self.at_times.get(primitive)
+        return now is not None and now() and _lowering.platforms == 1
+
+
+def wrap_lowering(
+    primitive: Any,
+    platform: str,
+    wrap: Callable[[Callable[..., Any]], Any],
+    is_active: Callable[[], bool],
+) -> None:
+    """Puts `wrap(rule)` in the place of the rule by which `platform` lowers a primitive.
+
+    While it is active it is asked for every equation: a cached lowering would be counted once, and
+    have the first call's source line.
+    """
     entry = mlir._platform_specific_lowerings[platform].get(primitive)
     entry = entry or mlir._lowerings.get(primitive)
 
@@ -225,8 +251,10 @@ def wrap_lowering(primitive: Any, platform: str, wrap: Callable[[Callable[..., A
         )
 
     rule = missing if entry is None else entry.rule
-    # Not cacheable: a cached lowering would be counted once, and have the first call's line.
-    mlir.register_lowering(primitive, wrap(rule), platform=platform, cacheable=False)
+    mlir.register_lowering(primitive, wrap(rule), platform=platform)
+    if not isinstance(mlir._uncacheable_primitives, _Uncacheable):
+        mlir._uncacheable_primitives = _Uncacheable(mlir._uncacheable_primitives)
+    mlir._uncacheable_primitives.at_times[primitive] = is_active
 
 
 def ppermute_order(group: tuple[int, ...]) -> tuple[int, ...] | None:

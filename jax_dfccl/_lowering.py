@@ -158,16 +158,16 @@ def _lower(
 def emit(
     ctx: mlir.LoweringRuleContext,
     *operands: Any,
-    op: str,
     members: Groups,
     kind: str = "all_reduce",
+    op: str = "",
     root: int = 0,
     pairs: Sequence[tuple[int, int]] = (),
     name: str = "",
     priority: int = 0,
     timeout_us: int = 0,
 ) -> Any:
-    """Emits the custom call. `ctx` has the types of its operands (source, key) and of its result.
+    """Emits the custom call. `ctx` has the types of its operands (arrays, key) and of its result.
 
     `members` are the groups, as positions in the mesh of the manual code that it stands in; `root`
     and `pairs` are indices in each group.
@@ -175,7 +175,8 @@ def emit(
     register()
     _compat.note_call()
 
-    has_key, avals = len(operands) > 1, list(ctx.avals_in)
+    has_key = len(operands) > (6 if kind == "ragged_all_to_all" else 1)
+    avals = list(ctx.avals_in)
     context: Any = ctx.module_context.axis_context
     mesh = context.mesh
     if isinstance(mesh, jax.sharding.Mesh):

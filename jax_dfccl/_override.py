@@ -7,7 +7,6 @@ rules are put in place once, and each asks at every use whether the override is 
 """
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import threading
@@ -65,20 +64,22 @@ class override_lax:
         if not isinstance(enabled, bool):
             raise TypeError(f"override_lax: enabled is {enabled!r}; it must be True or False")
         self._enabled = enabled
-        self._stack = contextlib.ExitStack()
+        self._contexts: list[Any] = []  # a block may be entered again inside itself
         self._replaced: collections.Counter[str] = collections.Counter()
         self._kept: collections.Counter[str] = collections.Counter()
 
     def __enter__(self) -> "override_lax":
         if self._enabled:
-            _install()
-        self._stack.enter_context(_enabled(self._enabled))
+            with _lock:
+                _install()
+        self._contexts.append(_enabled(self._enabled))
+        self._contexts[-1].__enter__()
         _active.blocks.append(self)
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        _active.blocks.remove(self)
-        self._stack.close()
+        _active.blocks.pop()
+        self._contexts.pop().__exit__(*exception)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -105,14 +106,16 @@ def totals() -> dict[str, dict[str, int]]:
         return {"replaced": dict(_replaced), "kept": dict(_kept)}
 
 
-def _count(primitive: str, reason: str | None) -> None:
+def _count_replaced(primitive: str) -> None:
     with _lock:
-        if reason is None:
-            for counter in (_replaced, *(block._replaced for block in _active.blocks)):
-                counter[primitive] += 1
-        else:
-            for counter in (_kept, *(block._kept for block in _active.blocks)):
-                counter[f"{primitive}: {reason}"] += 1
+        for counter in (_replaced, *(block._replaced for block in set(_active.blocks))):
+            counter[primitive] += 1
+
+
+def _count_kept(primitive: str, reason: object) -> None:
+    with _lock:
+        for counter in (_kept, *(block._kept for block in set(_active.blocks))):
+            counter[f"{primitive}: {reason}"] += 1
 
 
 # How each primitive becomes a collective ---------------------------------------------------------
@@ -122,15 +125,30 @@ class _Keep(Exception):
     """Why an operation stays with its own lowering rule."""
 
 
+def _same(x: Any) -> Any:
+    return x
+
+
 @dataclasses.dataclass(frozen=True)
 class _Collective:
-    """A collective of the core, and the local operations before and after it."""
+    """A collective of the core, and the local operations before and after it.
 
+    In between, parts of members are along a leading dimension.
+    """
+
+    kind: str
     members: Groups
-    op: str
-    before: Callable[[Any], Any] = lambda x: x
-    received: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda shape: shape
-    after: Callable[[Any], Any] = lambda x: x
+    op: str = ""
+    root: int = 0
+    pairs: tuple[tuple[int, int], ...] = ()
+    before: Callable[[Any], Any] = _same
+    after: Callable[[Any], Any] = _same
+
+    def received(self, sent: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the result in between."""
+        if self.kind == "all_gather":
+            return (len(self.members[0]), *sent)
+        return sent[1:] if self.kind == "reduce_scatter" else sent
 
 
 def _all_reduce(
@@ -138,17 +156,27 @@ def _all_reduce(
 ) -> _Collective:
     if op != "sum" and jnp.issubdtype(aval.dtype, np.complexfloating):
         raise _Keep("minimum and maximum of complex numbers")
-    return _Collective(_members(mesh, axes, axis_index_groups), op)
+    named = tuple(axis for axis in axes if not isinstance(axis, int))
+    members = _members(mesh, named, axis_index_groups)
+    dimensions = tuple(axis for axis in axes if isinstance(axis, int))
+    if not dimensions:
+        return _Collective("all_reduce", members, op)
+    reduce = getattr(jax.lax, f"reduce_{op}")
+    return _Collective("all_reduce", members, op, before=lambda x: reduce(x, dimensions))
 
 
-def _members(mesh: Any, axes: Any, axis_index_groups: Any) -> Groups:
+def _members(mesh: Any, axes: Any, axis_index_groups: Any, of_one_size: bool = False) -> Groups:
     axes = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
-    if any(isinstance(axis, int) for axis in axes):
-        raise _Keep("positional axes")
     members = replica_groups(mesh.shape, axes, axis_index_groups)
     if all(len(group) == 1 for group in members):
         raise _Keep("one member")
+    if of_one_size and len(set(map(len, members))) > 1:
+        raise _Keep("refused")  # by the rule of lax
     return members
+
+
+def _asynchronous(*_: Any, **__: Any) -> _Collective:
+    raise _Keep("asynchronous")
 
 
 _TRANSLATIONS: dict[str, Callable[..., _Collective]] = {
@@ -159,6 +187,15 @@ _TRANSLATIONS: dict[str, Callable[..., _Collective]] = {
     "unreduced_pmax": functools.partial(_all_reduce, "max"),
     "pmin": functools.partial(_all_reduce, "min"),
     "unreduced_pmin": functools.partial(_all_reduce, "min"),
+    "psum_start": _asynchronous,
+    "psum_invariant_start": _asynchronous,
+    "unreduced_psum_start": _asynchronous,
+    "all_gather_start": _asynchronous,
+    "all_gather_reduced_start": _asynchronous,
+    "reduce_scatter_start": _asynchronous,
+    "unreduced_reduce_scatter_start": _asynchronous,
+    "all_to_all_start": _asynchronous,
+    "ppermute_start": _asynchronous,
 }
 
 
@@ -171,15 +208,15 @@ def _lower(name: str, native: Any, ctx: Any, *operands: Any, **params: Any) -> A
     try:
         collective = _TRANSLATIONS[name](_mesh(ctx), *ctx.avals_in, **params)
     except _Keep as reason:
-        _count(name, str(reason))
+        _count_kept(name, reason)
         return native(ctx, *operands, **params)
-    _count(name, None)
+    _count_replaced(name)
     return _emit(ctx, collective, *operands)
 
 
 def _mesh(ctx: Any) -> Any:
     """The mesh of the manual code that is lowered."""
-    if ctx.platforms is not None and len(ctx.platforms) > 1:
+    if len(ctx.module_context.platforms) > 1:
         raise _Keep("several platforms")
     context = ctx.module_context.axis_context
     if not isinstance(context, mlir.SPMDAxisContext) or not context.manual_axes:
@@ -198,12 +235,14 @@ def _emit(ctx: Any, collective: _Collective, x: Any) -> Any:
     source, result = _plain(ctx.avals_in[0]), _plain(ctx.avals_out[0])
     stored = stored_dtype(source.dtype)
     sent, x = _locally(ctx, lambda x: collective.before(x).astype(stored), source, x)
-    shape = collective.received(sent.shape)
-    received = ShapedArray(shape, stored)
+    received = ShapedArray(collective.received(sent.shape), stored)
     (y,) = emit(
         ctx.replace(avals_in=[sent], avals_out=[received]),
         x,
+        kind=collective.kind,
         op=collective.op,
+        root=collective.root,
+        pairs=collective.pairs,
         members=collective.members,
     )
     got, y = _locally(ctx, lambda y: collective.after(y).astype(source.dtype), received, y)
@@ -234,6 +273,7 @@ def _install() -> None:
                 primitive,
                 PLATFORM,
                 lambda native, name=name: functools.partial(_lower, name, native),
+                lambda: _enabled.value,
             )
 
 

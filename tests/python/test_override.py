@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax._src.lax import parallel
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from members import assert_same_bits, data, make_mesh, per_member, spmd
 from test_programs import run
@@ -20,18 +22,17 @@ GROUPS = [[6, 0, 3, 5], [1, 2, 4, 7]]
 UNEVEN = [[6, 0, 3], [1, 2], [4, 5, 7]]
 both_check_vma = pytest.mark.parametrize("check_vma", [False, True])
 
-# name -> (a collective of a member's [8, 3] array, its primitive without and with check_vma)
+# name -> (a collective of a member's [8, 16] array, its primitive without and with check_vma)
 COLLECTIVES = {
     "psum": (lambda x: lax.psum(x, "i"), "psum", "psum_invariant"),
     "pmean": (lambda x: lax.pmean(x, "i"), "psum", "psum_invariant"),
     "pmax": (lambda x: lax.pmax(x, "i"), "pmax", "pmax"),
     "pmin": (lambda x: lax.pmin(x, "i"), "pmin", "pmin"),
-}
+}  # fmt: skip
 GROUPED = {
     "psum": (lambda x: lax.psum(x, "i", axis_index_groups=UNEVEN), "psum"),
     "pmax": (lambda x: lax.pmax(x, "i", axis_index_groups=UNEVEN), "pmax"),
-}
-
+}  # fmt: skip
 DTYPES = [np.float32, np.int32, np.int8, jnp.bfloat16, np.complex64, bool]
 NOT_COMPLEX = ("pmax", "pmin")  # lax does not define these
 VALUES = [(n, d) for n in COLLECTIVES for d in DTYPES if d != np.complex64 or n not in NOT_COMPLEX]
@@ -57,7 +58,7 @@ def holds_calls(f, *arguments):
 @pytest.mark.parametrize("name, dtype", VALUES)
 def test_values_agree_with_lax(name, dtype, check_vma):
     f, *primitives = COLLECTIVES[name]
-    x = data((8, 8, 3), dtype)
+    x = data((8, 8, 16), dtype)
     stock, ours, counts = both(lambda x: per_member(f, x, check_vma=check_vma), x)
     assert counts == {primitives[check_vma]: 1}
     if name == "pmean" or np.dtype(dtype).kind == "c":
@@ -69,7 +70,7 @@ def test_values_agree_with_lax(name, dtype, check_vma):
 @pytest.mark.parametrize("name", GROUPED)
 def test_groups_agree_with_lax(name):
     f, primitive = GROUPED[name]
-    stock, ours, counts = both(lambda x: per_member(f, x), data((8, 8, 3)))
+    stock, ours, counts = both(lambda x: per_member(f, x), data((8, 8, 16)))
     assert counts == {primitive: 1}
     assert_same_bits(ours, stock)
 
@@ -84,6 +85,16 @@ def test_axes_of_a_mesh(axes):
     stock, ours, counts = both(f, data((8, 5)))
     assert counts == {"psum": 1}
     assert_same_bits(ours, stock)
+
+
+def test_dimensions_of_the_array_itself():
+    x = data((8, 4, 3), np.int32)
+    stock, ours, counts = both(
+        lambda x: per_member(lambda x: (lax.psum(x, ("i", 1)), lax.pmax(x, (0, "i"))), x), x
+    )
+    assert counts == {"psum": 1, "pmax": 1}
+    for got, right in zip(ours, stock, strict=True):
+        assert_same_bits(got, right)
 
 
 def test_empty_arrays_and_scalars():
@@ -135,9 +146,8 @@ def test_pmap():
     def f(x):
         return lax.psum(x, "i") + lax.pmax(x, "i", axis_index_groups=GROUPS)
 
-    x = data((8, 5))
-    # A function of its own, for pmap keeps its traces.
-    stock, ours, counts = both(lambda x: jax.pmap(f, axis_name="i")(x), x)
+    program = jax.pmap(f, axis_name="i")
+    stock, ours, counts = both(program, data((8, 5)))
     assert counts == {"psum": 1, "pmax": 1}
     assert_same_bits(ours, stock)
 
@@ -215,8 +225,9 @@ def test_every_call_is_counted_once():
         return lax.pmax(lax.pmin(x, "i"), "i")
 
     before = jax_dfccl.report("dict")["override_lax"]["replaced"]
-    with override_lax() as outer, override_lax() as inner:
+    with override_lax() as outer, override_lax() as inner, outer:
         spmd(body)(data((8, 3)))
+    assert not holds_calls(spmd(body), data((8, 3)))
     assert outer.counts == inner.counts == {"psum": 3, "pmax": 1, "pmin": 1}
     after = jax_dfccl.report("dict")["override_lax"]["replaced"]
     assert {name: after[name] - before.get(name, 0) for name in outer.counts} == outer.counts
@@ -236,16 +247,39 @@ def test_what_is_kept_is_counted_with_its_reason():
         )
     )
     single = spmd(lambda x: lax.psum(x, "i"), make_mesh((1,)))
-    positional = spmd(lambda x: lax.psum(x, ("i", 1)), out_specs=P())
     with override_lax() as override:
-        for f in (partly, single, positional):
+        for f in (partly, single):
             f.lower(x)
     assert override.counts == {}
     assert override.kept == {
         "psum_invariant: mesh axes left to the compiler": 1,
         "psum: one member": 1,
-        "psum: positional axes": 1,
     }
+
+
+def test_export():
+    """For several platforms JAX's own rules are kept, and they still work."""
+    f, x = spmd(lambda x: lax.psum(x, "i")), data((8, 3))
+    x = jax.device_put(x, NamedSharding(make_mesh(), P("i")))
+    with override_lax() as override:
+        exported = jax.export.export(f, platforms=("cpu", "tpu"))(x)
+    assert override.counts == {} and override.kept == {"psum: several platforms": 1}
+    assert_same_bits(exported.call(x), f(x))
+
+    targets = ("dfccl_collective", "dfccl_collective_start", "dfccl_collective_done")
+    checks = [jax.export.DisabledSafetyCheck.custom_call(target) for target in targets]
+    with override_lax() as override:
+        exported = jax.export.export(f, platforms=("cpu",), disabled_checks=checks)(x)
+    assert override.counts == {"psum": 1} and "dfccl_" in exported.mlir_module()
+    assert_same_bits(exported.call(x), f(x))
+
+
+def test_asynchronous_collectives_are_kept():
+    f = spmd(lambda x: parallel.all_gather_start(x, "i").done())
+    with override_lax() as override:
+        text = f.lower(data((8, 3))).as_text()
+    assert override.counts == {} and override.kept == {"all_gather_start: asynchronous": 1}
+    assert "dfccl_" not in text
 
 
 def test_docstring_example():
