@@ -15,6 +15,8 @@ except ImportError as error:
 
 from jax_dfccl import lax as lax
 from jax_dfccl._all_reduce import all_reduce as all_reduce
+from jax_dfccl._all_reduce import max_with_index as max_with_index
+from jax_dfccl._all_reduce import min_with_index as min_with_index
 from jax_dfccl._override import override_lax as override_lax
 from jax_dfccl._report import Report as Report
 from jax_dfccl._report import report as report
@@ -24,4 +26,13 @@ try:
 except _PackageNotFoundError:  # run from the source tree
     __version__ = "0+unknown"
 
-__all__ = ["Report", "__version__", "all_reduce", "lax", "override_lax", "report"]
+__all__ = [
+    "Report",
+    "__version__",
+    "all_reduce",
+    "lax",
+    "max_with_index",
+    "min_with_index",
+    "override_lax",
+    "report",
+]

@@ -1,27 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public function `all_reduce`: its documentation, and everything that is checked in it."""
+"""The public functions `all_reduce`, `min_with_index` and `max_with_index`."""
 
-import math
-import operator
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
 
-from jax_dfccl import _compat
-from jax_dfccl._groups import Groups, check_axis_index_groups
-from jax_dfccl._lowering import check_all_axes_manual
-from jax_dfccl._primitive import OPS, bind, group_size
-
-# JAX names the innermost frame that is not its own as an operation's source; these are not the
-# user's either.
-for _module in ("_all_reduce.py", "_primitive.py"):
-    _compat.hide_from_source_lines(__file__.replace("_all_reduce.py", _module))
-
-_INT32 = np.iinfo(np.int32)
+from jax_dfccl._arguments import AxisName, Call, Options, check
+from jax_dfccl._reductions import LOGICAL, check_op, reduced
 
 
 def all_reduce(
@@ -29,6 +16,7 @@ def all_reduce(
     axis_name: Hashable | Sequence[Hashable],
     *,
     op: str = "sum",
+    scale: Any = None,
     axis_index_groups: Sequence[Sequence[int]] | None = None,
     name: str | None = None,
     key: Any = None,
@@ -77,9 +65,12 @@ def all_reduce(
             `all_reduce(1, axis_name)` is the number of members.
         axis_name: the mesh axis or `jax.vmap` axis to reduce over, or a tuple of them. An empty
             tuple returns `x`.
-        op: "sum", "mean", "prod", "min", "max", or (integers and bool) "and", "or", "xor".
+        op: "sum", "mean", "prod", "min", "max"; for integers and bool "and", "or", "xor" (bit by
+            bit); or "logical_and", "logical_or", "logical_xor" (of `x != 0`; the result is bool).
             As `lax.psum` does, bool is summed (averaged, multiplied) as int32, and the mean of
             integers is a float. Minimum and maximum are not defined for complex numbers; NaN wins.
+        scale: for sums and means, a scalar that this member's `x` is multiplied by first. It may
+            differ between members.
         axis_index_groups: splits the axis: a list of lists that hold every index along `axis_name`
             once. Sizes may differ. The result then varies along the axis under `check_vma`.
         name: identifies the call in any program. Leaves of a pytree with several leaves get their
@@ -100,74 +91,97 @@ def all_reduce(
             devices are not CPU devices.
         jax.errors.JaxRuntimeError: at run time, on every member: mismatch, absent member, cycle.
     """
-    if op not in OPS:
-        raise ValueError(f"all_reduce: op is {op!r}; it must be one of {', '.join(OPS)}")
-    axes = _check_axes(axis_name)
-    params = {
-        "op": op,
-        "axes": axes,
-        "level": 0,
-        "priority": _check_priority(priority),
-        "timeout_us": _check_timeout(timeout),
-    }
-    name = _check_name(name)
-    if key is not None and not name:
-        raise ValueError(
-            "all_reduce: key is given without name; a key tells calls of one name apart, so give "
-            "both or neither"
-        )
-    operands = () if key is None else (_check_key(key),)
-    if not axes:
+    check_op("all_reduce", op, scale)
+    call = check(
+        "all_reduce",
+        axis_name,
+        axis_index_groups=axis_index_groups,
+        name=name,
+        key=key,
+        priority=priority,
+        timeout=timeout,
+    )
+    if not call.axes and scale is None:
         return x
-    size = _axis_size(axes)
-    groups = None
-    if axis_index_groups is not None:
-        groups = check_axis_index_groups(axis_index_groups, size)
-    mesh = jax.sharding.get_abstract_mesh()
-    if set(axes) & set(mesh.manual_axes):
-        check_all_axes_manual(mesh, mesh.manual_axes)
 
-    leaves, tree = jax.tree_util.tree_flatten_with_path(x)
-    results = []
-    for path, leaf in leaves:
-        where = jax.tree_util.keystr(path)
-        if type(leaf) is int and not name and _equal_sizes(groups):
-            results.append(_reduce_equal_ints(leaf, op, len(groups[0]) if groups else size))
-            continue
-        leaf_name = name + where if name and len(leaves) > 1 else name
-        array = _as_array(leaf, where)
-        _check_dtype(array.dtype, op, where)
-        results.append(_reduce(array, operands, groups=groups, name=leaf_name, **params))
-    return jax.tree_util.tree_unflatten(tree, results)
+    def of_leaf(call: Call, leaf: Any, where: str) -> Any:
+        return reduced(call, "all_reduce", leaf, where, op, scale)
+
+    def of_int(value: int) -> int | float:
+        return _reduce_equal_ints(value, op, call.smallest_group)
+
+    return call.map(x, of_leaf, of_int=of_int if call.is_uniform and scale is None else None)
 
 
-def _reduce(x: Any, key: tuple[Any, ...], **params: Any) -> Any:
-    """One leaf: chooses the type that is reduced in, and comes back from it."""
-    op, dtype = params["op"], x.dtype
-    if dtype == np.bool_ and op in ("sum", "mean", "prod"):
-        x, dtype = x.astype(np.int32), np.dtype(np.int32)
-    integer_mean = op == "mean" and jnp.issubdtype(dtype, np.integer)
-    if integer_mean and jax.dtypes.itemsize_bits(dtype) < 8:
-        # The sum would wrap around already for two members.
-        x, dtype = x.astype(np.int32), np.dtype(np.int32)
-    if integer_mean:
-        params["op"] = "sum"
-    result = bind(x.astype(_stored_dtype(dtype)), *key, **params).astype(dtype)
-    if integer_mean:
-        result = result / group_size(params["axes"], params["groups"])
-    return result
+def min_with_index(x: Any, axis_name: AxisName, **options: Unpack[Options]) -> tuple[Any, Any]:
+    """The minimum over the members, and who has it.
+
+    >>> import jax, numpy as np, jax_dfccl
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()), ("i",))
+    >>> def best(loss):
+    ...     return jax_dfccl.min_with_index(loss[0], "i")
+    >>> loss = 3 - np.arange(jax.device_count()) % 4
+    >>> least, who = jax.jit(jax.shard_map(best, mesh=mesh, in_specs=P("i"), out_specs=P()))(loss)
+    >>> bool(least == loss.min()) and bool(who == loss.argmin())
+    True
+
+    Element by element. Of members that are tied, the one with the lowest rank is named; NaN is
+    less than all numbers. A named call is two calls, the second named "NAME/index".
+
+    Args:
+        x: an array, a scalar or a pytree of them.
+        axis_name: as for `all_reduce`.
+        **options: as for `all_reduce`.
+
+    Returns:
+        The minimum, which can be differentiated, and the ranks (int32): two of what `x` is.
+    """
+    return _with_index("min_with_index", x, axis_name, "min", **options)
 
 
-def _stored_dtype(dtype: Any) -> Any:
-    """Types below 8 bits go as 8-bit integers (exact modulo their range) or float32."""
-    if jax.dtypes.itemsize_bits(dtype) >= 8 or dtype == np.bool_:
-        return dtype
-    if jnp.issubdtype(dtype, np.floating):
-        return np.dtype(np.float32)
-    return np.dtype(np.uint8 if jnp.issubdtype(dtype, np.unsignedinteger) else np.int8)
+def max_with_index(x: Any, axis_name: AxisName, **options: Unpack[Options]) -> tuple[Any, Any]:
+    """The maximum over the members, and who has it.
+
+    >>> import jax, numpy as np, jax_dfccl
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()), ("i",))
+    >>> def best(score):
+    ...     return jax_dfccl.max_with_index(score[0], "i")
+    >>> score = np.arange(jax.device_count()) % 4
+    >>> most, who = jax.jit(jax.shard_map(best, mesh=mesh, in_specs=P("i"), out_specs=P()))(score)
+    >>> bool(most == score.max()) and bool(who == score.argmax())
+    True
+
+    As `min_with_index`, but for the maximum; NaN is greater than all numbers.
+
+    Args:
+        x: an array, a scalar or a pytree of them.
+        axis_name: as for `all_reduce`.
+        **options: as for `all_reduce`.
+
+    Returns:
+        The maximum, which can be differentiated, and the ranks (int32): two of what `x` is.
+    """
+    return _with_index("max_with_index", x, axis_name, "max", **options)
+
+
+def _with_index(function: str, x: Any, axis_name: Any, op: str, **options: Any) -> Any:
+    call = check(function, axis_name, **options)
+
+    def of_leaf(call: Call, leaf: Any, where: str) -> tuple[Any, Any]:
+        best = reduced(call, "all_reduce", leaf, where, op)
+        owns = (leaf == best) | ((leaf != leaf) & (best != best))
+        ranks = jnp.where(owns, call.rank, call.size).astype(jnp.int32)
+        return best, reduced(call.derived("index"), "all_reduce", ranks, where, "min")
+
+    pairs = call.map(x, of_leaf)
+    return jax.tree.transpose(jax.tree.structure(x), jax.tree.structure((0, 0)), pairs)
 
 
 def _reduce_equal_ints(value: int, op: str, size: int) -> int | float:
+    if op in LOGICAL:
+        value, op = value != 0, LOGICAL[op]
     if op == "sum":
         return value * size
     if op == "mean":
@@ -175,136 +189,5 @@ def _reduce_equal_ints(value: int, op: str, size: int) -> int | float:
     if op == "prod":
         return value**size
     if op == "xor":
-        return value if size % 2 else 0
+        return value if size % 2 else type(value)(0)
     return value
-
-
-def _equal_sizes(groups: Groups | None) -> bool:
-    return groups is None or len({len(group) for group in groups}) == 1
-
-
-def _as_array(leaf: Any, where: str) -> Any:
-    try:
-        return jnp.asarray(leaf)
-    except TypeError as error:
-        raise TypeError(
-            f"all_reduce: x{where} is a {type(leaf).__name__}; arrays, scalars and pytrees of them "
-            "can be reduced"
-        ) from error
-
-
-def _check_dtype(dtype: Any, op: str, where: str) -> None:
-    is_a = jnp.issubdtype
-    if not (dtype == np.bool_ or (is_a(dtype, np.number) and dtype != jax.dtypes.float0)):
-        raise TypeError(
-            f"all_reduce: x{where} has dtype {dtype}; bool, integers, floats and complex can be "
-            "reduced"
-        )
-    if op in ("min", "max") and is_a(dtype, np.complexfloating):
-        raise TypeError(
-            f"all_reduce: op {op!r} is not defined for complex numbers (x{where} has dtype "
-            f"{dtype}); reduce abs(), or real and imaginary parts"
-        )
-    if op in ("and", "or", "xor") and not (dtype == np.bool_ or is_a(dtype, np.integer)):
-        raise TypeError(
-            f"all_reduce: op {op!r} is for bool and integers (x{where} has dtype {dtype})"
-        )
-
-
-def _check_axes(axis_name: Any) -> tuple[Any, ...]:
-    axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
-    for axis in axes:
-        if isinstance(axis, int) or axis is None:
-            raise TypeError(
-                f"all_reduce: axis_name has {axis!r}; it must name mesh or vmap axes (reduce "
-                "dimensions of the array itself with jax.numpy)"
-            )
-    if len(set(axes)) != len(axes):
-        raise ValueError(f"all_reduce: axis_name {axis_name!r} repeats an axis; name each once")
-    return axes
-
-
-def _axis_size(axes: tuple[Any, ...]) -> int:
-    for axis in axes:
-        try:
-            lax.axis_size(axis)
-        except NameError:
-            raise NameError(
-                f"all_reduce: no axis is named {axis!r} here; the call must be in a function under "
-                "jax.shard_map over a mesh with that axis (or jax.vmap with that axis_name); "
-                "outside, use jax.shard_map"
-            ) from None
-    return lax.axis_size(axes)
-
-
-def _check_name(name: Any) -> str:
-    if name is None:
-        return ""
-    if not isinstance(name, str):
-        raise TypeError(f"all_reduce: name is {name!r}; it must be a str or None")
-    if not name:
-        raise ValueError("all_reduce: name is empty; leave it out for an unnamed call")
-    return name
-
-
-def _check_priority(priority: Any) -> int:
-    try:
-        if isinstance(priority, (bool, np.bool_)):
-            raise TypeError
-        checked = operator.index(priority)
-    except TypeError:  # also a tracer's: it has no value yet
-        raise TypeError(f"all_reduce: priority is {priority!r}; it must be a Python int") from None
-    if not _INT32.min <= checked <= _INT32.max:
-        raise ValueError(f"all_reduce: priority {checked} does not fit in 32 bits")
-    return checked
-
-
-def _check_timeout(timeout: Any) -> int:
-    """Microseconds; 0 stands for the process's default."""
-    if timeout is None:
-        return 0
-    expected = "it must be a positive, finite number of seconds, or None"
-    if isinstance(timeout, (bool, str)):
-        raise TypeError(f"all_reduce: timeout is {timeout!r}; {expected}")
-    try:
-        seconds = float(timeout)
-    except TypeError:
-        raise TypeError(f"all_reduce: timeout is {timeout!r}; {expected}") from None
-    if not 0 < seconds <= 1e9 or math.isnan(seconds):
-        raise ValueError(f"all_reduce: timeout is {timeout!r}; {expected}")
-    return max(1, round(seconds * 1e6))
-
-
-def _check_key(key: Any) -> Any:
-    """The key as an int32 or int64 scalar."""
-    expected = "it must be an integer: a Python int or a scalar integer array"
-    if isinstance(key, (bool, float, complex, str)):
-        raise TypeError(f"all_reduce: key is {key!r}; {expected}")
-    if isinstance(key, int):
-        if _INT32.min <= key <= _INT32.max:
-            return jnp.int32(key)
-        return _int64_key(key, -(2**63) <= key < 2**63)
-    try:
-        array = jnp.asarray(key)
-    except TypeError:
-        raise TypeError(f"all_reduce: key is {key!r}; {expected}") from None
-    if not jnp.issubdtype(array.dtype, np.integer):
-        raise TypeError(f"all_reduce: key has dtype {array.dtype}; {expected}")
-    if array.ndim:
-        raise TypeError(f"all_reduce: key has shape {array.shape}; {expected}")
-    if array.dtype in (np.int32, np.int64):
-        return array
-    if np.iinfo(np.int32).max >= jnp.iinfo(array.dtype).max:
-        return array.astype(np.int32)
-    return _int64_key(array, array.dtype == np.uint32)
-
-
-def _int64_key(key: Any, fits: bool) -> Any:
-    if not fits:
-        raise ValueError(f"all_reduce: key {key!r} does not fit in a signed 64-bit integer")
-    if jax.dtypes.canonicalize_dtype(np.int64) != np.int64:
-        raise ValueError(
-            f"all_reduce: key {key!r} needs 64 bits; switch them on with "
-            'jax.config.update("jax_enable_x64", True), or use a key that fits in int32'
-        )
-    return jnp.asarray(key, np.int64)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who reduces with whom: from axis names and `axis_index_groups` to lists of mesh positions."""
+"""Who talks to whom: from axis names and `axis_index_groups` to lists of mesh positions."""
 
 import operator
 from collections.abc import Hashable, Mapping, Sequence
@@ -10,10 +10,11 @@ import numpy as np
 Groups = tuple[tuple[int, ...], ...]
 
 
-def check_axis_index_groups(groups: Any, size: int) -> Groups:
+def check_axis_index_groups(function: str, groups: Any, size: int) -> Groups:
     """Returns `groups` as tuples, or says what is wrong with them.
 
     Args:
+        function: the public function that messages name.
         groups: lists of indices along the (flattened) axis; their sizes may differ.
         size: the number of indices; each must be in exactly one group.
     """
@@ -21,25 +22,25 @@ def check_axis_index_groups(groups: Any, size: int) -> Groups:
     try:
         checked = tuple(tuple(operator.index(i) for i in group) for group in groups)
     except TypeError:
-        raise TypeError(f"all_reduce: axis_index_groups is {groups!r}; {expected}") from None
+        raise TypeError(f"{function}: axis_index_groups is {groups!r}; {expected}") from None
     seen: set[int] = set()
     for group in checked:
         if not group:
-            raise ValueError(f"all_reduce: axis_index_groups has an empty group; {expected}")
+            raise ValueError(f"{function}: axis_index_groups has an empty group; {expected}")
         for index in group:
             if not 0 <= index < size:
                 raise ValueError(
-                    f"all_reduce: axis_index_groups names index {index}, but the axis has "
+                    f"{function}: axis_index_groups names index {index}, but the axis has "
                     f"{size} indices; {expected}"
                 )
             if index in seen:
                 raise ValueError(
-                    f"all_reduce: axis_index_groups names index {index} twice; {expected}"
+                    f"{function}: axis_index_groups names index {index} twice; {expected}"
                 )
             seen.add(index)
     if missing := sorted(set(range(size)) - seen):
         raise ValueError(
-            f"all_reduce: axis_index_groups leaves out {_enumerate(missing)}; {expected}"
+            f"{function}: axis_index_groups leaves out {_enumerate(missing)}; {expected}"
         )
     return checked
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the primitive to `stablehlo.custom_call @dfccl_collective`, and registration with XLA.
+"""From a primitive to `stablehlo.custom_call @dfccl_collective`, and registration with XLA.
 
-The custom call's operands are the source, the key if there is one, and the partition id if the
+The custom call's operands are the arrays, the key if there is one, and the partition id if the
 mesh has no devices yet (the program was traced with an abstract mesh). Its `backend_config`:
 
     kind         str    what it does: "all_reduce"
@@ -26,6 +26,7 @@ folder it was started from.
 
 import atexit
 import dataclasses
+import functools
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -35,10 +36,10 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.interpreters import mlir
 
-from jax_dfccl import _compat, _passes
+from jax_dfccl import _compat, _local, _passes
 from jax_dfccl._config import Config
 from jax_dfccl._groups import Groups, replica_groups
-from jax_dfccl._primitive import all_reduce_p
+from jax_dfccl._primitive import KINDS, PRIMITIVES, Kind, array_count
 
 PLATFORM = "cpu"
 
@@ -114,12 +115,12 @@ def _begin_executable() -> None:
     _core.begin_executable()
 
 
-def check_all_axes_manual(mesh: Any, manual_axes: Any) -> None:
+def check_all_axes_manual(function: str, mesh: Any, manual_axes: Any) -> None:
     """Refuses meshes with axes left to the compiler, which would gather the operands over them."""
     automatic = [a for a in mesh.axis_names if a not in manual_axes and mesh.shape[a] > 1]
     if automatic:
         raise NotImplementedError(
-            "all_reduce: this jax.shard_map is manual over "
+            f"{function}: this jax.shard_map is manual over "
             f"{sorted(map(str, manual_axes))} only and leaves {automatic} to the compiler, which "
             "cannot partition the call over them; leave out axis_names= of jax.shard_map, or add "
             "those axes to it, and name them in in_specs and out_specs"
@@ -127,39 +128,45 @@ def check_all_axes_manual(mesh: Any, manual_axes: Any) -> None:
 
 
 def _lower(
+    kind: Kind,
     ctx: mlir.LoweringRuleContext,
-    x: Any,
-    *key: Any,
-    op: str,
+    *operands: Any,
     axes: tuple[Any, ...],
     groups: Any,
-    name: str,
     level: int,
-    priority: int,
-    timeout_us: int,
+    reverse: bool = False,
+    **params: Any,
 ) -> Any:
     del level  # tells derivatives' names apart, nothing else
     context = ctx.module_context.axis_context
     if not isinstance(context, mlir.SPMDAxisContext):
         raise NotImplementedError(
-            f"all_reduce over {axes} is outside jax.shard_map; call it in a function under "
+            f"{kind.shown} over {axes} is outside jax.shard_map; call it in a function under "
             "jax.shard_map"
         )
     mesh = context.mesh
-    check_all_axes_manual(mesh, context.manual_axes)
+    check_all_axes_manual(kind.shown, mesh, context.manual_axes)
     members = replica_groups(mesh.shape, axes, groups)
     if all(len(group) == 1 for group in members):
-        return [x]
-    return emit(
-        ctx, x, *key, op=op, members=members, name=name, priority=priority, timeout_us=timeout_us
-    )
+        specific = {name: params[name] for name in ("op", "root", "pairs") if name in params}
+        alone = functools.partial(_alone, kind, **specific)
+        return mlir.lower_fun(alone, multiple_results=False)(ctx, *operands)
+    if reverse:
+        members = tuple(group[::-1] for group in members)
+    return emit(ctx, *operands, kind=kind.name, members=members, **params)
+
+
+def _alone(kind: Kind, *operands: Any, **specific: Any) -> Any:
+    """What the only member of a group gets."""
+    arrays = tuple(x[None] for x in operands[: array_count(kind.name)])
+    return _local.evaluate(kind.name, arrays, None, **specific)[0]
 
 
 def emit(
     ctx: mlir.LoweringRuleContext,
     *operands: Any,
+    kind: str,
     members: Groups,
-    kind: str = "all_reduce",
     op: str = "",
     root: int = 0,
     pairs: Sequence[tuple[int, int]] = (),
@@ -175,8 +182,7 @@ def emit(
     register()
     _compat.note_call()
 
-    has_key = len(operands) > (6 if kind == "ragged_all_to_all" else 1)
-    avals = list(ctx.avals_in)
+    has_key, avals = len(operands) > array_count(kind), list(ctx.avals_in)
     context: Any = ctx.module_context.axis_context
     mesh = context.mesh
     if isinstance(mesh, jax.sharding.Mesh):
@@ -185,7 +191,8 @@ def emit(
         devices = []
         operands = (*operands, _compat.partition_id())
         avals.append(ShapedArray((), np.dtype(np.uint32)))
-    info = CallInfo(f"{kind}({op})" if op else kind, name, _compat.user_source(ctx.traceback))
+    operation = f"{kind}({op})" if op else kind
+    info = CallInfo(operation, name, _compat.user_source(ctx.traceback))
     # No side effect: unused calls may go and equal ones may merge, on all members alike, and the
     # call stays usable under remat.
     lowering = jax.ffi.ffi_lowering(_passes.CALL)
@@ -195,7 +202,7 @@ def emit(
         kind=kind,
         op=op,
         root=np.int64(root),
-        pairs=np.array([index for pair in pairs for index in pair], np.int64),
+        pairs=np.array(pairs, np.int64).reshape(-1),
         groups=np.array([position for group in members for position in group], np.int64),
         group_sizes=np.array([len(group) for group in members], np.int64),
         devices=np.array(devices, np.int64),
@@ -210,16 +217,18 @@ def emit(
     )
 
 
-def _refuse(ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> Any:
+def _refuse(kind: Kind, ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> Any:
     platforms = ctx.platforms or ctx.module_context.platforms
     raise NotImplementedError(
-        f"all_reduce runs on CPU devices only so far, not on {', '.join(platforms)}"
+        f"{kind.shown} runs on CPU devices only so far, not on {', '.join(platforms)}"
     )
 
 
 # Not cacheable: a cached lowering would give two calls the source line of the first.
-mlir.register_lowering(all_reduce_p, _refuse, cacheable=False)
-mlir.register_lowering(all_reduce_p, _lower, platform=PLATFORM, cacheable=False)
+for _name, _primitive in PRIMITIVES.items():
+    _refusal, _rule = (functools.partial(f, KINDS[_name]) for f in (_refuse, _lower))
+    mlir.register_lowering(_primitive, _refusal, cacheable=False)
+    mlir.register_lowering(_primitive, _rule, platform=PLATFORM, cacheable=False)
 
 # At import: a module's lowering has begun by the time the first rule runs.
 _passes.install(lambda index: call_info(index).source, _register_site, _begin_executable)

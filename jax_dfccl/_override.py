@@ -20,9 +20,9 @@ from jax.core import ShapedArray
 from jax.interpreters import mlir
 
 from jax_dfccl import _compat, _config
-from jax_dfccl._all_reduce import _stored_dtype as stored_dtype
 from jax_dfccl._groups import Groups, replica_groups
 from jax_dfccl._lowering import PLATFORM, emit
+from jax_dfccl._reductions import reducible as stored_dtype
 
 # Part of the key of every cache of JAX's between a function and its executable.
 _enabled = jax.make_user_context(_config.overrides_lax())

@@ -49,6 +49,9 @@ _VARYING_OPERATIONS = _COMMUNICATION | {
     "stablehlo." + name for name in ("partition_id", "replica_id", "rng", "create_token")
 }
 
+# Kinds of calls whose members all get the same.
+_AGREEING_KINDS = ("all_reduce", "all_gather", "broadcast")
+
 # Operations that keep the thread they run on until their peers come.
 _WAITING_OPERATIONS = _COMMUNICATION | {"stablehlo.all_reduce", "stablehlo.all_gather"}
 
@@ -454,7 +457,8 @@ class _Uniformity:
 
     def _custom_call_needs(self, op: _Op) -> Iterable[_Value] | None:
         if op.call is not None:
-            return [] if op.call.group_sizes == [self._graph.partitions] else None
+            agrees = op.call.kind in _AGREEING_KINDS
+            return [] if agrees and op.call.group_sizes == [self._graph.partitions] else None
         target = _target(op.op)
         if target == "Sharding":
             return op.operands

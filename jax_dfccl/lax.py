@@ -16,12 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jax_dfccl import _compat
 from jax_dfccl._all_reduce import all_reduce as _all_reduce
 
 __all__ = ["pmax", "pmean", "pmin", "psum"]
-
-_compat.hide_from_source_lines(__file__)
 
 AxisName = Hashable | Sequence[Hashable]
 AxisIndexGroups = Sequence[Sequence[int]] | None

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values and types of all_reduce: against NumPy everywhere, against lax where lax is right."""
 
-import doctest
 import re
 
 import jax
@@ -436,7 +435,7 @@ def test_attributes_hold_no_path_and_do_not_depend_on_the_line():
     assert "test_all_reduce" not in texts[0]
 
 
-# Report and documentation -------------------------------------------------------------------------
+# Report -------------------------------------------------------------------------------------------
 
 
 def test_report_names_the_source_line():
@@ -451,12 +450,3 @@ def test_report_names_the_source_line():
         assert (entry["dtype"], entry["count"], entry["group"]) == ("float32", 4, list(range(8)))
     assert "'reported' of 4 x float32 over devices 0-7" in str(jax_dfccl.report())
     assert {device["device"] for device in report["devices"]} >= set(range(8))
-
-
-def test_docstring_example():
-    (example,) = doctest.DocTestFinder(recurse=False).find(
-        all_reduce, "all_reduce", globs={"jax_dfccl": jax_dfccl}
-    )
-    assert len(example.examples) >= 5
-    outcome = doctest.DocTestRunner().run(example)
-    assert outcome.failed == 0 and outcome.attempted == len(example.examples)

@@ -169,19 +169,6 @@ def test_axes_of_size_one_may_be_left_to_the_compiler():
     assert "dfccl_collective" in jax.jit(f).lower(X).as_text()
 
 
-def test_vmapped_axis_with_groups_and_a_mesh_axis():
-    def f(x):
-        groups = [[0, 1], list(range(2, 32))]
-
-        def g(x):
-            return all_reduce(x, ("i", "b"), axis_index_groups=groups)
-
-        return jax.vmap(g, axis_name="b")(x[0])[None]
-
-    with pytest.raises(NotImplementedError, match="vmapped axis 'b' together with"):
-        spmd(f)(X)
-
-
 def test_keys_that_differ_along_a_reduced_vmap_axis():
     def f(x):
         def g(x, k):
