@@ -8,10 +8,13 @@ time of one call is the time of the program divided by the length of the chain. 
 take turns sample by sample, so that whatever else the machine does hits them alike, and ratios
 of medians are what counts. Results are verified before anything is timed.
 
-Columns follow nccl-tests: `size` is the bytes of one device's buffer, `algbw` = size / time, and
-`busbw` = algbw * 2 (n - 1) / n for all_reduce. `roof` is the part of the memory roofline reached:
-the time of a plain loop with n reads and n writes of the buffer (the better of normal and
-non-temporal stores, two threads), measured in the same run, divided by ours.
+Columns follow nccl-tests: `size` is the bytes of one device's larger buffer (of the result of an
+all_gather, of the operand of a reduce_scatter), `algbw` = size / time, and `busbw` = algbw times
+2 (n - 1) / n for all_reduce, 1 for ppermute, (n - 1) / n for the others. Where a call changes the
+shape, a slice or a tiling leads back to it; all implementations pay for it. For all_reduce, `roof`
+is the part of the memory roofline reached: the time of a plain loop with n reads and n writes of
+the buffer (the better of normal and non-temporal stores, two threads), measured in the same run,
+divided by ours.
 """
 
 import argparse
@@ -24,6 +27,22 @@ import time
 from pathlib import Path
 
 CHAIN = 10
+# `--check`: at least so many times as fast as lax, up to a size in bytes; after the last one, the
+# last of them.
+BARS = {
+    "all_reduce": [(4096, 4.0), (64 << 20, 3.0)],
+    "all_gather": [(64 << 10, 3.0), (64 << 20, 1.0)],
+    "reduce_scatter": [(64 << 10, 3.0), (64 << 20, 1.0)],
+    "all_to_all": [(64 << 10, 3.0), (64 << 20, 1.0)],
+    "ppermute": [(64 << 20, 1.0)],
+}
+BUS_FACTORS = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "ppermute": lambda n: 1,
+}
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -55,7 +74,7 @@ def size_text(size: int) -> str:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--op", default="all_reduce", choices=["all_reduce"])
+    parser.add_argument("--op", default="all_reduce", choices=list(BARS))
     parser.add_argument("--devices", type=int, default=8, help="virtual CPU devices (default 8)")
     parser.add_argument("--sizes", type=parse_sizes, default=parse_sizes("4:64M"))
     parser.add_argument("--dtype", default="float32")
@@ -65,6 +84,47 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", metavar="FILE", help="also write one JSON line per row")
     parser.add_argument("--check", action="store_true", help="exit 1 if a bar is missed")
     return parser.parse_args()
+
+
+def _calls(op: str, n: int, *, ours: bool):
+    """One link of a chain: a function of a member's operand that returns the next operand."""
+    import jax
+    import jax.numpy as jnp
+
+    import jax_dfccl
+
+    ring = [(i, (i + 1) % n) for i in range(n)]
+    if op == "all_reduce":
+        call = jax_dfccl.all_reduce if ours else jax.lax.psum
+        return lambda x: call(x, "i")
+    if op == "all_gather":
+        gather = jax_dfccl.all_gather if ours else jax.lax.all_gather
+        # Member 1 is another for most.
+        return lambda x: gather(x, "i").reshape(n, -1)[1 % n]
+    if op == "reduce_scatter":
+        reduce = jax_dfccl.reduce_scatter if ours else jax.lax.psum_scatter
+        return lambda x: jnp.tile(reduce(x, "i", tiled=True) * 0.125, n)
+    if op == "all_to_all":
+        exchange = jax_dfccl.all_to_all if ours else jax.lax.all_to_all
+        return lambda x: exchange(x, "i", 0, 0, tiled=True)
+    permute = jax_dfccl.ppermute if ours else jax.lax.ppermute
+    return lambda x: permute(x, "i", ring)
+
+
+def _reference(op: str, x):
+    """The operands of all members, [n, count], after one link."""
+    import numpy as np
+
+    n = len(x)
+    if op == "all_reduce":
+        return np.tile(x.sum(0), (n, 1))
+    if op == "all_gather":
+        return np.tile(x[1 % n], (n, 1))
+    if op == "reduce_scatter":
+        return np.tile(x.sum(0).reshape(n, -1) * 0.125, (1, n))
+    if op == "all_to_all":
+        return x.reshape(n, n, -1).swapaxes(0, 1).reshape(n, -1)
+    return np.roll(x, 1, axis=0)
 
 
 def main() -> int:
@@ -83,9 +143,9 @@ def main() -> int:
 
     jax.config.update("jax_enable_x64", args.dtype.endswith("64"))
     mesh = Mesh(np.array(jax.devices()[: args.devices]), ("i",))
-    n, dtype = args.devices, np.dtype(args.dtype)
-    calls = {"dfccl": lambda x: jax_dfccl.all_reduce(x, "i")}
-    known = {"lax": lambda x: jax.lax.psum(x, "i")}
+    n, dtype, op = args.devices, np.dtype(args.dtype), args.op
+    known = {"dfccl": _calls(op, n, ours=True), "lax": _calls(op, n, ours=False)}
+    calls = {"dfccl": known["dfccl"]}
     for peer in [p for p in args.against.split(",") if p and p != "none"]:
         if peer not in known:
             print(f"--against {peer}: not known here; known: {', '.join(known)}", file=sys.stderr)
@@ -104,7 +164,7 @@ def main() -> int:
 
     print(
         f"# jax_dfccl {jax_dfccl.__version__}, jax {jax.__version__}, {platform.processor()}, "
-        f"{os.cpu_count()} cores, {n} devices in one process, {args.dtype}, sum, "
+        f"{os.cpu_count()} cores, {n} devices in one process, {args.dtype}, {op}, "
         f"chains of {args.chain} dependent calls, median of interleaved samples"
     )
     header = f"{'size':>6} {'count':>9}"
@@ -117,10 +177,14 @@ def main() -> int:
     rows = []
     programs = {name: program(call) for name, call in calls.items()}
     for size in args.sizes:
-        count = max(1, size // dtype.itemsize)
+        # Operands of the chain: for an all_gather, a part of its result.
+        blocks = 1 if op in ("all_reduce", "ppermute") else n
+        count = max(1, size // dtype.itemsize // blocks) * (1 if op == "all_gather" else blocks)
         data = (np.arange(n * count) % 7 + np.repeat(np.arange(n), count) % 5).astype(dtype)
         x = jax.device_put(data, NamedSharding(mesh, P("i")))
-        right = data.reshape(n, count).sum(0) * float(n) ** (args.chain - 1)
+        right = data.reshape(n, count)
+        for _ in range(args.chain):
+            right = _reference(op, right)
         for name, run in programs.items():
             got = np.asarray(run(x)).reshape(n, count)
             if not np.allclose(got, right, rtol=1e-5):
@@ -131,7 +195,9 @@ def main() -> int:
                 run(x).block_until_ready()
         samples: dict[str, list[float]] = {name: [] for name in programs}
         roof: dict[str, list[float]] = {"streaming": [], "cached": []}
-        roofline = _core.Roofline(n, count * dtype.itemsize, 2) if size >= 1 << 16 else None
+        roofline = None
+        if op == "all_reduce" and size >= 1 << 16:
+            roofline = _core.Roofline(n, count * dtype.itemsize, 2)
         end = time.perf_counter() + args.seconds
         while time.perf_counter() < end or len(samples["dfccl"]) < 7:
             for name, run in programs.items():
@@ -145,7 +211,7 @@ def main() -> int:
             "op": args.op,
             "devices": n,
             "dtype": args.dtype,
-            "size": count * dtype.itemsize,
+            "size": count * dtype.itemsize * (n if op == "all_gather" else 1),
             "chain": args.chain,
             "samples": len(samples["dfccl"]),
             "results": {},
@@ -154,7 +220,7 @@ def main() -> int:
         for name, values in samples.items():
             p10, p50, p90, p99 = np.percentile(values, [10, 50, 90, 99])
             algbw = row["size"] / p50 / 1e9
-            busbw = algbw * 2 * (n - 1) / n
+            busbw = algbw * BUS_FACTORS[op](n)
             row["results"][name] = {
                 "p10_us": p10 * 1e6,
                 "p50_us": p50 * 1e6,
@@ -174,7 +240,7 @@ def main() -> int:
             ratio = row["results"][peer]["p50_us"] / ours
             row[f"ratio_{peer}"] = ratio
             line += f"{ratio:7.1f}x"
-            bar = 4.0 if size <= 4096 else 3.0
+            bar = next((bar for most, bar in BARS[op] if size <= most), BARS[op][-1][1])
             if peer == "lax" and ratio < bar:
                 missed.append(f"{size_text(size)}: {ratio:.2f}x lax, bar {bar:.0f}x")
         if roofline:
