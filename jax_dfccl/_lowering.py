@@ -28,7 +28,7 @@ import atexit
 import dataclasses
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -186,8 +186,10 @@ def emit(
     context: Any = ctx.module_context.axis_context
     mesh = context.mesh
     if isinstance(mesh, jax.sharding.Mesh):
+        _check_one_process(kind, [device.process_index for device in mesh.devices.flat], members)
         devices = [device.id for device in mesh.devices.flat]
     else:
+        _check_one_process(kind, range(jax.process_count()), [range(jax.process_count())])
         devices = []
         operands = (*operands, _compat.partition_id())
         avals.append(ShapedArray((), np.dtype(np.uint32)))
@@ -215,6 +217,18 @@ def emit(
         site=np.int64(-1),
         closed=np.int64(0),
     )
+
+
+def _check_one_process(
+    kind: str, processes: Sequence[int], groups: Iterable[Iterable[int]]
+) -> None:
+    """Refuses groups whose members, positions in `processes`, are in different processes."""
+    for group in groups:
+        if len(used := {processes[position] for position in group}) > 1:
+            raise NotImplementedError(
+                f"{kind}: the members of a group are in processes {sorted(used)}; collectives "
+                "between processes are not there yet. Use jax.lax's, or groups within a process"
+            )
 
 
 def _refuse(kind: Kind, ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> Any:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is refused while tracing, and that the message says what was wrong and what is accepted."""
 
+import socket
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -289,3 +292,49 @@ def test_calls_are_kept_once_per_place():
         spmd(f).lower(X)
         jax.clear_caches()
     assert sum(info.name == "kept" for info in _lowering._calls) == 1
+
+
+TWO_PROCESSES = """
+import sys
+import jax, jax_dfccl, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 2)
+jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("process", "device"))
+x = jax.make_array_from_callback(
+    (2, 2), NamedSharding(mesh, P("process", "device")), lambda i: np.arange(4.0).reshape(2, 2)[i]
+)
+def over(axis):
+    f = lambda x: jax_dfccl.all_reduce(x, axis)
+    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P(*mesh.axis_names),
+                                 out_specs=P(*mesh.axis_names), check_vma=False))(x)
+values = [float(shard.data.item()) for shard in over("device").addressable_shards]
+assert values == [4.0 * int(sys.argv[2]) + 1] * 2, values
+try:
+    over("process")
+except NotImplementedError as error:
+    print(error)
+"""
+
+
+def test_groups_across_processes():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", TWO_PROCESSES, address, str(rank)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=100) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for out, err in outputs:
+        assert "in processes [0, 1]; collectives between processes are not there yet" in out, err
