@@ -14,11 +14,11 @@ namespace dfccl {
 
 class CondvarSleeper {
  public:
-  void SleepWhileEqual(const Atomic<uint32_t>& word, uint32_t value) {
+  void SleepUntilEqual(const Atomic<uint32_t>& word, uint32_t value) {
     std::unique_lock<std::mutex> lock(mutex_);
     // A waker changes the word before it takes the mutex: either this look sees
     // the change, or the waker comes in after the wait has begun.
-    while (word.LoadSeqCst() == value) condition_.wait(lock);
+    while (word.LoadSeqCst() != value) condition_.wait(lock);
   }
 
   void Wake() {

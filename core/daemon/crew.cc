@@ -286,11 +286,11 @@ void Crew::Main(ThreadEntry* entry) {
       if (found || stop_.LoadSeqCst() != 0) {
         entry->spot.Cancel();
       } else {
-        entry->spot.SleepUntilClaimed();
+        entry->spot.SleepUntilWoken();
       }
       idle_.FetchSubSeqCst(1);
-      if (entry->restricted.LoadRelaxed() != 0) {
-        entry->restricted.StoreRelaxed(0);
+      if (entry->restricted) {
+        entry->restricted = false;
         AllowCores(0, allowed_cores_);
       }
     }
@@ -322,7 +322,7 @@ bool Crew::WakeOne(bool elsewhere) {
       const int core = sched_getcpu();
       if (core >= 0 && core < CPU_SETSIZE) CPU_CLR(core, &others);
       if (CPU_COUNT(&others) > 0) {
-        entry->restricted.StoreRelaxed(1);
+        entry->restricted = true;
         AllowCores(entry->system_id.LoadRelaxed(), others);
       }
     }

@@ -108,7 +108,7 @@ class Crew {
     bool exited = false;
     ParkingSpot<CondvarSleeper> spot;
     Atomic<int32_t> system_id;
-    Atomic<uint32_t> restricted;  // kept off a core by whoever woke it
+    bool restricted = false;  // kept off a core by whoever wakes it
   };
 
   static constexpr int64_t kLongCallbackNs = 50'000;

@@ -5,15 +5,16 @@
 //   the thread                             whoever brings work
 //   Prepare()                              publish the work (SeqCst store)
 //   look for work again (SeqCst loads)     if (TryClaim()) Wake()
-//   Cancel() or SleepUntilClaimed()
+//   Cancel() or SleepUntilWoken()
 //
 // The thread stores "I may sleep", then looks for work; the other publishes
 // work, then looks for sleepers: in the one SeqCst order at least one sees the
 // other. BoundedQueue's publishing and looking are SeqCst for this reason.
 //
-// A claim is for one waker, so two of them wake two threads. A thread that was
-// claimed and found other work than the claimer's, or that takes one entry and
-// sees more, should claim another one: see also bounded_queue.h.
+// A claim is for one waker, so two of them wake two threads. The thread goes on
+// only after Wake: until then whoever has claimed it may settle how it wakes. A
+// thread that was claimed and found other work than the claimer's, or that takes
+// one entry and sees more, should claim another one: see also bounded_queue.h.
 #ifndef DFCCL_CORE_PROTOCOL_PARKING_H_
 #define DFCCL_CORE_PROTOCOL_PARKING_H_
 
@@ -24,23 +25,23 @@
 namespace dfccl {
 
 // The place of one thread. Sleeper blocks and wakes it:
-//   void SleepWhileEqual(const Atomic<uint32_t>& word, uint32_t value);
-//     returns once the word differs; a Wake after the word changed is never missed
+//   void SleepUntilEqual(const Atomic<uint32_t>& word, uint32_t value);
+//     returns once the word is the value; a Wake after that is never missed
 //   void Wake();
 template <typename Sleeper>
 class ParkingSpot {
  public:
-  // By the thread; must be followed by Cancel or SleepUntilClaimed.
+  // By the thread; must be followed by Cancel or SleepUntilWoken.
   void Prepare() { state_.StoreSeqCst(kParked); }
 
-  // Work was found after all.
-  void Cancel() { state_.StoreSeqCst(kAwake); }
-
-  // Sleeps until a claim that came after Prepare.
-  void SleepUntilClaimed() {
-    sleeper_.SleepWhileEqual(state_, kParked);
-    state_.StoreSeqCst(kAwake);
+  // Work was found after all. Waits for the Wake if the thread has been claimed.
+  void Cancel() {
+    uint32_t parked = kParked;
+    if (!state_.CompareExchangeSeqCst(parked, kAwake)) SleepUntilWoken();
   }
+
+  // Sleeps until the Wake of a claim that came after Prepare.
+  void SleepUntilWoken() { sleeper_.SleepUntilEqual(state_, kAwake); }
 
   // By others: true for one of them if the thread sleeps or is about to.
   bool TryClaim() {
@@ -49,7 +50,10 @@ class ParkingSpot {
   }
 
   // By whoever has claimed it.
-  void Wake() { sleeper_.Wake(); }
+  void Wake() {
+    state_.StoreSeqCst(kAwake);
+    sleeper_.Wake();
+  }
 
  private:
   static constexpr uint32_t kAwake = 0;

@@ -95,6 +95,36 @@ def _groups(rng) -> list[list[int]]:
     return groups
 
 
+def hundred_groups() -> None:
+    """A hundred pairs and quartets in flight at once, in a different order on every device."""
+    rng = np.random.default_rng(11)
+    partitions = [rng.permutation(N).reshape(-1, 2 + 2 * (k % 2)).tolist() for k in range(100)]
+    orders = [rng.permutation(100) for _ in range(N)]
+
+    def f(x):
+        def branch(order):
+            def run(x):
+                out = [None] * 100
+                for k in order:
+                    groups = partitions[k]
+                    out[k] = all_reduce(x[k], "i", name=f"g{k}", axis_index_groups=groups)
+                return jnp.stack(out)
+
+            return run
+
+        branches = [branch(order) for order in orders]
+        return lax.switch(lax.axis_index("i"), branches, x[0])[None]
+
+    program = spmd(f)
+    for repeat in range(20):
+        x = ranked(100 * 33, np.float32, repeat).reshape(N, 100, 33)
+        right = np.empty_like(x)
+        for k, groups in enumerate(partitions):
+            for group in groups:
+                right[group, k] = x[group, k].sum(0)
+        check(f"repeat {repeat}", program(x), right)
+
+
 def random_groups() -> None:
     """Random order on every device, over overlapping groups; `--repeats R` sets how long.
 
@@ -133,4 +163,9 @@ def random_groups() -> None:
 
 
 if __name__ == "__main__":
-    main({f.__name__: f for f in (sizes, two_sizes, two_dtypes, many_devices, random_groups)})
+    main(
+        {
+            f.__name__: f
+            for f in (sizes, two_sizes, two_dtypes, many_devices, hundred_groups, random_groups)
+        }
+    )

@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One device is seconds late: no error, the right values, and no core burnt meanwhile."""
+"""One device is seconds late: no error, the right values, and no core burnt meanwhile.
 
+Nor afterwards.
+"""
+
+import os
+import pathlib
 import time
 
 import jax
 import numpy as np
-from common import N, check, main, ranked, spmd
+from common import N, check, main, mesh, ranked, spmd
 from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jax_dfccl
 from jax_dfccl import all_reduce
@@ -65,5 +72,24 @@ def quits() -> None:
     check("restarted", sum(d["restarts"] for d in devices) > seen["restarts"], True)
 
 
+def rest() -> None:
+    """After much work the process rests, and its threads may use every core that it may."""
+    cores = os.sched_getaffinity(0)
+    program = spmd(lambda x: all_reduce(x + 1, "i") - all_reduce(x, "i"))
+    x = ranked(1 << 20, np.float32)
+    placed = jax.device_put(x.ravel(), NamedSharding(mesh, P("i")))
+    for _ in range(50):
+        got = program(placed)
+    check("after much work", got, np.full(x.size, N, np.float32))
+    time.sleep(1)
+    before = time.process_time()
+    time.sleep(3)
+    share = (time.process_time() - before) / 3
+    print(f"{share * 100:.2f} % of a core")
+    check("idle share below 2 %", share < 0.02, True)
+    for task in pathlib.Path("/proc/self/task").iterdir():
+        check(f"cores of thread {task.name}", os.sched_getaffinity(int(task.name)) == cores, True)
+
+
 if __name__ == "__main__":
-    main({f.__name__: f for f in (idle, quits)})
+    main({f.__name__: f for f in (idle, quits, rest)})

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole programs with disorder, late members and failures, each in a child with a time limit."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,11 @@ import pytest
 PROGRAMS = Path(__file__).parents[1] / "programs"
 
 
-def run(program: str, case: str, *options: str, limit_s: int = 120) -> None:
+def run(program: str, case: str, *options: str, limit_s: int = 120, one_core: bool = False) -> None:
     command = [sys.executable, str(PROGRAMS / f"{program}.py"), case, *options]
+    cores = os.sched_getaffinity(0)
+    if one_core:
+        os.sched_setaffinity(0, {max(cores)})  # the child inherits it
     try:
         child = subprocess.run(
             command, capture_output=True, text=True, timeout=limit_s, check=False
@@ -19,6 +23,8 @@ def run(program: str, case: str, *options: str, limit_s: int = 120) -> None:
     except subprocess.TimeoutExpired as error:
         output = (error.stdout or b"").decode() + (error.stderr or b"").decode()
         pytest.fail(f"{program} {case} hung: killed after {limit_s} s\n{output[-4000:]}")
+    finally:
+        os.sched_setaffinity(0, cores)
     lines = child.stdout.splitlines()
     if child.returncode != 0 or not lines or lines[-1] != "right":
         pytest.fail(
@@ -46,7 +52,9 @@ def test_one_process(case):
     run("one_process", case)
 
 
-@pytest.mark.parametrize("case", ["sizes", "two_sizes", "two_dtypes", "random_groups"])
+@pytest.mark.parametrize(
+    "case", ["sizes", "two_sizes", "two_dtypes", "hundred_groups", "random_groups"]
+)
 def test_disorder(case):
     run("disorder", case, limit_s=240)
 
@@ -87,3 +95,13 @@ def test_buffers(case):
 @pytest.mark.parametrize("case", ["idle", "quits"])
 def test_late_member(case):
     run("late", case)
+
+
+@pytest.mark.parametrize("one_core", [False, True])
+def test_rest_after_much_work(one_core):
+    run("late", "rest", one_core=one_core)
+
+
+@pytest.mark.parametrize("case", ["unawaited", "stuck"])
+def test_leaving(case):
+    run("leaving", case, limit_s=60)

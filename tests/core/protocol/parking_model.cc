@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Workers that sleep in a ParkingSpot each when the run queue is empty: if a wake-up
 // is lost, the entry stays and relacy reports the deadlock. The last entry stops
-// all workers.
+// all workers. What a claimer writes before the wake-up is the worker's afterwards.
 #include "core/protocol/bounded_queue.h"
 #include "core/protocol/parking.h"
 #include "tests/core/protocol/model.h"
@@ -11,9 +11,9 @@ namespace {
 
 class ModelSleeper {
  public:
-  void SleepWhileEqual(const Atomic<uint32_t>& word, uint32_t value) {
+  void SleepUntilEqual(const Atomic<uint32_t>& word, uint32_t value) {
     mutex_.lock(RL_INFO);
-    while (word.LoadSeqCst() == value) condition_.wait(mutex_, RL_INFO);
+    while (word.LoadSeqCst() != value) condition_.wait(mutex_, RL_INFO);
     mutex_.unlock(RL_INFO);
   }
   void Wake() {
@@ -32,6 +32,7 @@ struct ParkingModel
     : rl::test_suite<ParkingModel<kProducers, kWorkers, kEach>, kProducers + kWorkers> {
   BoundedQueue<int> queue{4};
   ParkingSpot<ModelSleeper> spots[kWorkers];
+  Plain<int> errand[kWorkers];
   Atomic<uint32_t> handled;
   Atomic<uint32_t> stop;
 
@@ -42,28 +43,31 @@ struct ParkingModel
         WakeOne();
       }
     } else {
-      Work(&spots[index - kProducers]);
+      Work(index - kProducers);
     }
   }
 
   bool WakeOne() {
-    for (ParkingSpot<ModelSleeper>& spot : spots) {
-      if (!spot.TryClaim()) continue;
-      spot.Wake();
+    for (int i = 0; i < kWorkers; ++i) {
+      if (!spots[i].TryClaim()) continue;
+      errand[i].Store(1);
+      spots[i].Wake();
       return true;
     }
     return false;
   }
 
-  void Work(ParkingSpot<ModelSleeper>* spot) {
+  void Work(int worker) {
+    ParkingSpot<ModelSleeper>* spot = &spots[worker];
     while (stop.LoadSeqCst() == 0) {
       if (TryHandle()) continue;
       spot->Prepare();
       if (stop.LoadSeqCst() != 0 || TryHandle()) {
         spot->Cancel();
       } else {
-        spot->SleepUntilClaimed();
+        spot->SleepUntilWoken();
       }
+      errand[worker].Store(0);
     }
   }
 

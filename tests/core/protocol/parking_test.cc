@@ -23,8 +23,8 @@ struct Calls {
 } calls;
 
 struct CountingSleeper {
-  void SleepWhileEqual(const Atomic<uint32_t>& word, uint32_t value) {
-    ++(word.LoadSeqCst() == value ? calls.sleeps : calls.returns);
+  void SleepUntilEqual(const Atomic<uint32_t>& word, uint32_t value) {
+    ++(word.LoadSeqCst() != value ? calls.sleeps : calls.returns);
   }
   void Wake() { ++calls.wakes; }
 };
@@ -36,22 +36,37 @@ TEST(ParkingSpotTest, NobodyCanBeClaimedWhoIsAwake) {
   spot.Cancel();
   EXPECT_FALSE(spot.TryClaim());
   spot.Prepare();
-  spot.SleepUntilClaimed();
+  EXPECT_TRUE(spot.TryClaim());
+  spot.Wake();
+  spot.SleepUntilWoken();
   EXPECT_FALSE(spot.TryClaim());
 }
 
-TEST(ParkingSpotTest, AClaimAfterPrepareEndsTheSleep) {
+TEST(ParkingSpotTest, AWakeAfterPrepareEndsTheSleep) {
   calls = {};
   ParkingSpot<CountingSleeper> spot;
   spot.Prepare();
-  spot.SleepUntilClaimed();
+  spot.SleepUntilWoken();
   EXPECT_EQ(calls.sleeps, 1);
-  spot.Prepare();
   EXPECT_TRUE(spot.TryClaim());
+  spot.SleepUntilWoken();
+  EXPECT_EQ(calls.sleeps, 2);
   spot.Wake();
   EXPECT_EQ(calls.wakes, 1);
-  spot.SleepUntilClaimed();
+  spot.SleepUntilWoken();
   EXPECT_EQ(calls.returns, 1);
+}
+
+TEST(ParkingSpotTest, WhoFindsWorkAfterAllWaitsForItsClaimer) {
+  calls = {};
+  ParkingSpot<CountingSleeper> spot;
+  spot.Prepare();
+  spot.Cancel();
+  EXPECT_EQ(calls.sleeps, 0);
+  spot.Prepare();
+  EXPECT_TRUE(spot.TryClaim());
+  spot.Cancel();
+  EXPECT_EQ(calls.sleeps, 1);
 }
 
 TEST(ParkingSpotTest, OneClaimsAThread) {
@@ -59,7 +74,8 @@ TEST(ParkingSpotTest, OneClaimsAThread) {
   spot.Prepare();
   EXPECT_TRUE(spot.TryClaim());
   EXPECT_FALSE(spot.TryClaim());
-  spot.SleepUntilClaimed();
+  spot.Wake();
+  spot.SleepUntilWoken();
   spot.Prepare();
   EXPECT_TRUE(spot.TryClaim());
 }
@@ -99,7 +115,7 @@ TEST(ParkingSpotStress, NoWakeUpIsLost) {
         } else if (stop.LoadSeqCst() != 0) {
           return;
         } else {
-          spot.SleepUntilClaimed();
+          spot.SleepUntilWoken();
         }
       }
     });

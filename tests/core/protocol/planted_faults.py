@@ -249,6 +249,13 @@ FAULTS = (
         "",
     ),
     Fault(
+        "who finds work after all does not wait for its claimer",
+        "parking",
+        "parking.h",
+        "if (!state_.CompareExchangeSeqCst(parked, kAwake)) SleepUntilWoken();",
+        "state_.StoreSeqCst(kAwake); static_cast<void>(parked);",
+    ),
+    Fault(
         "run queue publishes with release only",
         "parking",
         "bounded_queue.h",
