@@ -73,7 +73,7 @@ def _index_of(info: CallInfo) -> int:
 
 
 def register() -> None:
-    """Registers the handlers with XLA, once; called by the first lowering.
+    """Registers the handlers with XLA, once; called by the first lowering or compilation.
 
     The backend must exist before a stateful handler is registered, so this is not done on import.
     """
@@ -110,6 +110,7 @@ def _register_site(site: _passes.Site) -> None:
 
 
 def _begin_executable() -> None:
+    register()  # not done yet if the module was lowered by another process
     from jax_dfccl import _core
 
     _core.begin_executable()

@@ -2,12 +2,15 @@
 """Calls keep their identity over executables, caches, threads and programs that look alike."""
 
 import threading
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import N, case_arguments, check, in_threads, main, ranked, spmd
-from jax import lax
+from common import N, case_arguments, check, in_threads, main, mesh, ranked, spmd
+from jax import export, lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jax_dfccl
 from jax_dfccl import all_reduce
@@ -77,6 +80,30 @@ def from_cache() -> None:
         check("from cache", compiled(x.ravel()), many_right(x))
 
 
+_CUSTOM_CALLS = ("dfccl_collective", "dfccl_collective_start", "dfccl_collective_done")
+
+
+def exported() -> None:
+    """Writes the program to a file with `jax.export`."""
+    allowed = [export.DisabledSafetyCheck.custom_call(name) for name in _CUSTOM_CALLS]
+    program = export.export(spmd(many_instances), disabled_checks=allowed)(ranked(100).ravel())
+    Path(case_arguments[0]).write_bytes(program.serialize())
+
+
+def reloaded() -> None:
+    """Runs the file's program, alone and as a part of another, without tracing a call of ours."""
+    program = export.deserialize(bytearray(Path(case_arguments[0]).read_bytes())).call
+    sharding = NamedSharding(mesh, P("i"))
+    for launch in range(5):
+        x = ranked(100, seed=launch)
+        placed = jax.device_put(x.ravel(), sharding)
+        check("reloaded", jax.jit(program)(placed), many_right(x))
+        check(
+            "within another", jax.jit(lambda x: program(x + x) - 1)(placed), many_right(2 * x) - 1
+        )
+        check("argument", placed, x.ravel())
+
+
 def threads() -> None:
     """Threads trace, compile and launch the same and other programs at the same time."""
     same = spmd(many_instances)
@@ -139,6 +166,8 @@ main(
         "two_executables": two_executables,
         "recompiled": recompiled,
         "from_cache": from_cache,
+        "exported": exported,
+        "reloaded": reloaded,
         "threads": threads,
         "launches": launches,
         "named_occurrences": named_occurrences,

@@ -15,3 +15,8 @@ def test_calls_are_never_crossed(case):
 def test_an_executable_from_the_persistent_cache_names_its_calls_alike(tmp_path):
     run("identity", "from_cache", str(tmp_path), "miss")
     run("identity", "from_cache", str(tmp_path), "hit")
+
+
+def test_a_program_reloaded_from_an_export(tmp_path):
+    run("identity", "exported", str(tmp_path / "program"))
+    run("identity", "reloaded", str(tmp_path / "program"))
