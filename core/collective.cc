@@ -59,6 +59,27 @@ int64_t ResultBlocks(Kind kind, int members) {
   return kind == Kind::kAllGather || kind == Kind::kAllToAll || kind == Kind::kGather ? members : 1;
 }
 
+bool Needs(const Signature& signature, int members, int member, int peer) {
+  if (member == peer) return true;
+  switch (signature.kind) {
+    case Kind::kBroadcast:
+    case Kind::kGather:
+    case Kind::kScatter:
+      return member == signature.root || peer == signature.root;
+    case Kind::kPermute:
+      return std::any_of(signature.pairs->list.begin(), signature.pairs->list.end(),
+                         [=](const std::pair<int, int>& pair) {
+                           return pair == std::pair(member, peer) ||
+                                  pair == std::pair(peer, member);
+                         });
+    case Kind::kScan:
+    case Kind::kExscan:
+      return peer < std::min(member + 2, members);
+    default:
+      return true;
+  }
+}
+
 const char* KindName(Kind kind) {
   switch (kind) {
     case Kind::kAllReduce:

@@ -112,6 +112,11 @@ bool HasRoot(Kind kind);  // one member is special
 int64_t SourceBlocks(Kind kind, int members);
 int64_t ResultBlocks(Kind kind, int members);
 
+// Whether `member` of `members` cannot finish before `peer` has come: everyone for
+// kinds in which everyone needs everyone, else those whose data it wants and those
+// who want its data.
+bool Needs(const Signature& signature, int members, int member, int peer);
+
 const char* KindName(Kind kind);
 const char* ReduceOpName(ReduceOp op);
 const char* DTypeName(DType dtype);  // NumPy/ml_dtypes spelling: "float32", "bfloat16", ...

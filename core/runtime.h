@@ -11,13 +11,25 @@
 #include <vector>
 
 #include "core/collective.h"
+#include "core/group.h"
 #include "core/status.h"
 #include "core/trace/flight.h"
 
 namespace dfccl {
 
-struct Group;      // interned ordered member list; core/group.h
 struct Operation;  // one member's part of one collective instance
+
+// A member's part of a kRaggedAllToAll. The arrays have an entry for each member, in
+// rows of `count` elements; they are copied at submission.
+struct RaggedPart {
+  std::vector<int64_t> input_offsets;   // [p]: of what p gets, in the source
+  std::vector<int64_t> send_sizes;      // [p]: of what p gets
+  std::vector<int64_t> output_offsets;  // [p]: of what p gets, in the result of p
+  std::vector<int64_t> recv_sizes;      // [p]: of what p sends
+  int64_t source_rows = 0;
+  int64_t result_rows = 0;
+  const void* initial = nullptr;  // what the result holds before; may be the result
+};
 
 struct Submission {
   int64_t device = 0;  // global device id of this member
@@ -26,8 +38,9 @@ struct Submission {
   CollectiveId id;
   Signature signature;
   const void* source = nullptr;
-  void* result = nullptr;     // may be `source`; nullptr: the runtime's until Collect
-  bool stage_source = false;  // copy the source at submission; else read in place
+  void* result = nullptr;              // may be `source`; nullptr: the runtime's until Collect
+  bool stage_source = false;           // copy the source at submission; else read in place
+  const RaggedPart* ragged = nullptr;  // for kRaggedAllToAll; read during Submit
   // The callback waits for nobody: it may be called on any thread that submits,
   // with that submission unfinished below it.
   bool closed = false;
@@ -41,6 +54,18 @@ struct Submission {
   std::string_view name;  // empty: unnamed
   int64_t key = 0;
   bool has_key = false;
+
+  int64_t source_bytes() const {
+    return BlockBytes() *
+           (ragged != nullptr ? ragged->source_rows : SourceBlocks(signature.kind, group->size()));
+  }
+  int64_t result_bytes() const {
+    return BlockBytes() *
+           (ragged != nullptr ? ragged->result_rows : ResultBlocks(signature.kind, group->size()));
+  }
+
+ private:
+  int64_t BlockBytes() const { return signature.count * DTypeSize(signature.dtype); }
 };
 
 struct RuntimeOptions {

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
 #include <limits>
+#include <numeric>
 #include <string_view>
 #include <utility>
 
@@ -154,6 +156,8 @@ Status DecodeKind(std::string_view kind, std::string_view op, int64_t root, Inte
   if (Folds(state->kind) ? !ParseReduceOp(op, &state->op) : !op.empty()) {
     return invalid("unknown op '" + std::string(op) + "'");
   }
+  const bool scans = state->kind == Kind::kScan || state->kind == Kind::kExscan;
+  if (scans && state->op == ReduceOp::kMean) return invalid("a mean has no meaning here");
   const auto least = std::min_element(
       state->memberships.begin(), state->memberships.end(),
       [](const auto& a, const auto& b) { return a.group->size() < b.group->size(); });
@@ -229,7 +233,6 @@ Status Decode(Target target, const ffi::Dictionary& attributes, CallState* state
     return status;
   }
   if (Status status = DecodeKind(kind, op, root, pairs, state); !status.ok()) return status;
-  if (state->kind != Kind::kAllReduce) return Invalid(std::string(kind) + " is not there yet");
   // A done is no instance; under a number of its own it doesn't count as a clone.
   state->call_site.reset(target == Target::kDone
                              ? NewCallSite(state->program, ~state->site, "")
@@ -271,6 +274,47 @@ const XLA_FFI_Buffer& Operand(const XLA_FFI_CallFrame& frame, int64_t index) {
   return *static_cast<const XLA_FFI_Buffer*>(frame.args.args[index]);
 }
 
+// Operands of a ragged exchange between the source and the key.
+constexpr int64_t kRaggedOperands = 5;
+
+Status DecodeIndices(const XLA_FFI_Buffer& buffer, int members, std::vector<int64_t>* values) {
+  const bool wide = buffer.dtype == XLA_FFI_DataType_S64;
+  if ((!wide && buffer.dtype != XLA_FFI_DataType_S32) || buffer.rank != 1 ||
+      buffer.dims[0] != members) {
+    return Invalid("offsets and sizes must be int32 or int64, one for each of the " +
+                   std::to_string(members) + " members");
+  }
+  values->resize(members);
+  for (int i = 0; i < members; ++i) {
+    (*values)[i] = wide ? static_cast<const int64_t*>(buffer.data)[i]
+                        : static_cast<const int32_t*>(buffer.data)[i];
+  }
+  return Status();
+}
+
+// *row: elements of a row.
+Status DecodeRagged(const XLA_FFI_CallFrame& frame, int members, int64_t* row, RaggedPart* part) {
+  const XLA_FFI_Buffer& source = Operand(frame, 0);
+  const XLA_FFI_Buffer& initial = Operand(frame, 1);
+  if (source.rank < 1 || initial.rank != source.rank || initial.dtype != source.dtype ||
+      !std::equal(source.dims + 1, source.dims + source.rank, initial.dims + 1)) {
+    return Invalid("operand and output of ragged_all_to_all must differ in their rows only");
+  }
+  part->source_rows = source.dims[0];
+  part->result_rows = initial.dims[0];
+  part->initial = initial.data;
+  *row = std::accumulate(source.dims + 1, source.dims + source.rank, int64_t{1},
+                         std::multiplies<int64_t>());
+  std::vector<int64_t>* const arrays[] = {&part->input_offsets, &part->send_sizes,
+                                          &part->output_offsets, &part->recv_sizes};
+  for (int i = 0; i < 4; ++i) {
+    if (Status status = DecodeIndices(Operand(frame, 2 + i), members, arrays[i]); !status.ok()) {
+      return status;
+    }
+  }
+  return Status();
+}
+
 }  // namespace
 
 ffi::TypeId CallState::id = {};
@@ -295,8 +339,10 @@ Status DecodeBuffer(const XLA_FFI_Buffer& buffer, BufferView* view) {
 }
 
 Status DecodeSubmission(const CallState& state, const XLA_FFI_CallFrame& frame, int64_t device,
-                        int64_t run_id, Submission* submission) {
-  const int64_t expected = 1 + (state.has_key ? 1 : 0) + (state.has_position ? 1 : 0);
+                        int64_t run_id, Submission* submission, RaggedPart* ragged) {
+  const bool is_ragged = state.kind == Kind::kRaggedAllToAll;
+  const int64_t key_index = is_ragged ? 1 + kRaggedOperands : 1;
+  const int64_t expected = key_index + (state.has_key ? 1 : 0) + (state.has_position ? 1 : 0);
   if (frame.args.size != expected) {
     return Invalid("expected " + std::to_string(expected) + " operands, got " +
                    std::to_string(frame.args.size));
@@ -309,7 +355,7 @@ Status DecodeSubmission(const CallState& state, const XLA_FFI_CallFrame& frame, 
   }
   int64_t key = 0;
   if (state.has_key) {
-    if (Status status = DecodeKey(Operand(frame, 1), &key); !status.ok()) return status;
+    if (Status status = DecodeKey(Operand(frame, key_index), &key); !status.ok()) return status;
   }
   int64_t self = device;
   if (state.has_position) {
@@ -324,10 +370,16 @@ Status DecodeSubmission(const CallState& state, const XLA_FFI_CallFrame& frame, 
     return Invalid("device " + std::to_string(self) + " runs a collective but is in none of its " +
                    "groups");
   }
+  int64_t count = source.count;
   const int64_t blocks = SourceBlocks(state.kind, membership->group->size());
-  if (source.count % blocks != 0) {
+  if (is_ragged) {
+    const Status status = DecodeRagged(frame, membership->group->size(), &count, ragged);
+    if (!status.ok()) return status;
+    submission->ragged = ragged;
+  }
+  if (count % blocks != 0) {
     return Invalid(std::string(KindName(state.kind)) + ": the operand has " +
-                   std::to_string(source.count) + " elements, which cannot be cut into " +
+                   std::to_string(count) + " elements, which cannot be cut into " +
                    std::to_string(blocks) + " equal blocks");
   }
   const IdentifiedCall call = state.call_site->Next(self, run_id, membership->group, key);
@@ -335,8 +387,8 @@ Status DecodeSubmission(const CallState& state, const XLA_FFI_CallFrame& frame, 
   submission->group = membership->group;
   submission->member = membership->member;
   submission->id = call.id;
-  submission->signature = {state.kind, state.op,   source.dtype, source.count / blocks,
-                           state.root, state.pairs};
+  submission->signature = {state.kind,     state.op,   source.dtype,
+                           count / blocks, state.root, state.pairs};
   submission->source = source.data;
   submission->stage_source = state.stage_source;
   submission->closed = state.closed;

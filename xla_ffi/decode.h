@@ -17,7 +17,7 @@
 //                         the program was lowered; then a member is named by its
 //                         position, which comes as the last operand (u32)
 //   name         str      "" for an unnamed call
-//   has_key      i64      1: the second operand is an integer key
+//   has_key      i64      1: an integer key is among the operands
 //   priority     i64      larger first
 //   timeout_us   i64      0: the process default
 //   program      i64      the program's hash
@@ -89,10 +89,10 @@ struct BufferView {
 // Fails for element types that have no memory form of their own (sub-byte).
 Status DecodeBuffer(const XLA_FFI_Buffer& buffer, BufferView* view);
 
-// The submission of a single call or a start: everything but `result`.
-// `device` and `run_id` are the execution's.
+// The submission of a single call or a start: everything but `result`; *ragged is
+// its part of a ragged exchange. `device` and `run_id` are the execution's.
 Status DecodeSubmission(const CallState& state, const XLA_FFI_CallFrame& frame, int64_t device,
-                        int64_t run_id, Submission* submission);
+                        int64_t run_id, Submission* submission, RaggedPart* ragged);
 
 }  // namespace dfccl
 

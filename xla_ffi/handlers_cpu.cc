@@ -120,13 +120,13 @@ XLA_FFI_Error* Fail(const XLA_FFI_CallFrame* frame, const char* message) {
 }
 
 // What the execute stages of a single call and of a start have in common.
-XLA_FFI_Error* Prepare(const XLA_FFI_CallFrame* frame, Submission* submission) {
+XLA_FFI_Error* Prepare(const XLA_FFI_CallFrame* frame, Submission* submission, RaggedPart* ragged) {
   CallState* state;
   int64_t device, run_id;
   if (XLA_FFI_Error* error = GetState(frame, &state)) return error;
   if (XLA_FFI_Error* error = GetDeviceOrdinal(frame, &device)) return error;
   if (XLA_FFI_Error* error = GetRunId(frame, &run_id)) return error;
-  const Status status = DecodeSubmission(*state, *frame, device, run_id, submission);
+  const Status status = DecodeSubmission(*state, *frame, device, run_id, submission, ragged);
   return status.ok() ? nullptr : Fail(frame, status);
 }
 
@@ -148,10 +148,9 @@ XLA_FFI_Error* ExecuteSingle(XLA_FFI_CallFrame* frame) {
     return Fail(frame, status);
   }
   Submission submission;
-  if (XLA_FFI_Error* error = Prepare(frame, &submission)) return error;
-  if (result.dtype != submission.signature.dtype ||
-      result.count != submission.signature.count *
-                          ResultBlocks(submission.signature.kind, submission.group->size())) {
+  RaggedPart ragged;
+  if (XLA_FFI_Error* error = Prepare(frame, &submission, &ragged)) return error;
+  if (result.dtype != submission.signature.dtype || result.bytes() != submission.result_bytes()) {
     return Fail(frame, "the result's type or size does not go with the operand's");
   }
   submission.result = result.data;
@@ -163,7 +162,8 @@ XLA_FFI_Error* ExecuteSingle(XLA_FFI_CallFrame* frame) {
 XLA_FFI_Error* ExecuteStart(XLA_FFI_CallFrame* frame) {
   if (!IsTicket(Result(frame))) return Fail(frame, "the ticket must be a uint64[1]");
   Submission submission;
-  if (XLA_FFI_Error* error = Prepare(frame, &submission)) return error;
+  RaggedPart ragged;
+  if (XLA_FFI_Error* error = Prepare(frame, &submission, &ragged)) return error;
   StartedOperation started;
   started.operation = Runtime::Get().Submit(submission);
   started.device = submission.device;
@@ -171,10 +171,8 @@ XLA_FFI_Error* ExecuteStart(XLA_FFI_CallFrame* frame) {
   started.launch = submission.launch;
   started.source = submission.source;
   started.staged = submission.stage_source;
-  const int64_t block = submission.signature.count * DTypeSize(submission.signature.dtype);
-  const int members = submission.group->size();
-  started.source_bytes = block * SourceBlocks(submission.signature.kind, members);
-  started.result_bytes = block * ResultBlocks(submission.signature.kind, members);
+  started.source_bytes = submission.source_bytes();
+  started.result_bytes = submission.result_bytes();
   const uint64_t ticket = Tickets().Put(started);
   std::memcpy(Result(frame).data, &ticket, sizeof(ticket));
   return nullptr;

@@ -3,11 +3,13 @@
 #include "core/daemon/daemon.h"
 
 #include <algorithm>
+#include <cstring>
 #include <mutex>
 #include <thread>
 
 #include "core/daemon/clock.h"
 #include "core/daemon/crew.h"
+#include "core/daemon/describe.h"
 
 namespace dfccl {
 namespace {
@@ -63,13 +65,14 @@ class Daemon::Machine {
 
   void Signal(uint32_t value) { SignalProgress(&record_, operation_.member, value); }
 
+  int64_t Count(const Step& step) const {
+    if (record_.signature.kind != Kind::kRaggedAllToAll) return record_.signature.count;
+    const BufferRef& source = operation_.fixed.list.refs[step.source_begin];
+    return slot_.ragged.recv_sizes[source.member] * record_.signature.count;
+  }
+
   bool Reduce(const Step& step, int64_t begin, int64_t end) {
-    // See Record::Quiet.
-    slot_.in_data_step.StoreSeqCst(1);
-    if (record_.failed.LoadSeqCst() != 0) {
-      slot_.in_data_step.StoreRelease(0);
-      return false;
-    }
+    if (!BeginDataStep()) return false;
     const BufferRef* refs = operation_.fixed.list.refs;
     std::vector<ReduceSource>& sources = daemon_.sources_;
     std::vector<ReduceDestination>& destinations = daemon_.destinations_;
@@ -84,9 +87,15 @@ class Daemon::Machine {
       const Slot& slot = record_.slots()[refs[i].member];
       cached |= slot.source == slot.result;
     }
+    if (sources.empty()) {
+      const int64_t bytes = (end - begin) * DTypeSize(record_.signature.dtype);
+      for (const ReduceDestination& to : destinations) std::memset(to.data, 0, bytes);
+      EndDataStep();
+      return true;
+    }
     ReduceArgs args;
     args.op = record_.signature.op;
-    args.dtype = record_.signature.dtype;
+    args.dtype = record_.shape.dtype;
     args.sources = sources.data();
     args.source_count = static_cast<int>(sources.size());
     args.destinations = destinations.data();
@@ -95,9 +104,22 @@ class Daemon::Machine {
     args.mean_divisor = step.finalize ? record_.members() : 0;
     args.streaming_stores = record_.shape.streaming && !cached;
     dfccl::Reduce(args);
-    // Release: partner is the look in Record::Quiet.
-    slot_.in_data_step.StoreRelease(0);
+    EndDataStep();
     return true;
+  }
+
+  // Whether the index arrays of all members fit this member's and the buffers.
+  bool Check() {
+    if (!BeginDataStep()) return false;
+    std::string fault;
+    for (int peer = 0; peer < record_.members() && fault.empty(); ++peer) fault = Fault(peer);
+    EndDataStep();
+    if (fault.empty()) return true;
+    daemon_.environment_.table->Fail(
+        record_.id, record_.group,
+        Status(StatusCode::kInvalidArgument,
+               daemon_.environment_.describer->Wrong(slot_.info, record_.signature, fault)));
+    return false;
   }
 
   bool ShouldYield() {
@@ -127,6 +149,46 @@ class Daemon::Machine {
   }
 
  private:
+  // See Record::Quiet. False: the collective has failed.
+  bool BeginDataStep() {
+    slot_.in_data_step.StoreSeqCst(1);
+    if (record_.failed.LoadSeqCst() == 0) return true;
+    EndDataStep();
+    return false;
+  }
+  // Release: partner is the look in Record::Quiet.
+  void EndDataStep() { slot_.in_data_step.StoreRelease(0); }
+
+  // What is wrong with the rows that a peer sends to this member; "": nothing.
+  std::string Fault(int peer) const {
+    const RaggedSlot& to = slot_.ragged;
+    const RaggedSlot& from = record_.slots()[peer].ragged;
+    const int self = operation_.member;
+    const int64_t rows = from.send_sizes[self];
+    const auto device = [this](int member) {
+      return "device " + std::to_string(record_.group->members[member]);
+    };
+    const std::string sends =
+        device(peer) + " sends " + std::to_string(rows) + " rows to " + device(self);
+    if (rows < 0) return sends;
+    if (rows != to.recv_sizes[peer]) {
+      return sends + ", whose recv_sizes has " + std::to_string(to.recv_sizes[peer]) + " for them";
+    }
+    const auto fits = [rows](int64_t offset, int64_t all) {
+      return rows == 0 || (offset >= 0 && offset <= all - rows);
+    };
+    const int64_t input = from.input_offsets[self], output = from.output_offsets[self];
+    if (!fits(input, from.source_rows)) {
+      return sends + " from row " + std::to_string(input) + " of its operand, which has " +
+             std::to_string(from.source_rows) + " rows";
+    }
+    if (!fits(output, to.result_rows)) {
+      return sends + ", to row " + std::to_string(output) + " of its output, which has " +
+             std::to_string(to.result_rows) + " rows";
+    }
+    return "";
+  }
+
   // The first member whose word is below `value`; kEveryMember: none.
   uint16_t Laggard(uint32_t value) const {
     for (int i = 0; i < record_.members(); ++i) {
@@ -137,18 +199,23 @@ class Daemon::Machine {
 
   char* Address(const BufferRef& ref, int64_t element) const {
     const Slot& slot = record_.slots()[ref.member];
-    const DType dtype = record_.signature.dtype;
+    const Signature& signature = record_.signature;
+    const bool ragged = signature.kind == Kind::kRaggedAllToAll;
+    int64_t row = ref.block;  // of `count` elements
     switch (ref.kind) {
       case BufferKind::kSource:
-        return static_cast<char*>(const_cast<void*>(slot.source)) + element * DTypeSize(dtype);
+        if (ragged) row = slot.ragged.input_offsets[ref.block];
+        return static_cast<char*>(const_cast<void*>(slot.source)) +
+               (row * signature.count + element) * DTypeSize(signature.dtype);
       case BufferKind::kResult:
-        return static_cast<char*>(slot.result) + element * DTypeSize(dtype);
+        if (ragged) row = record_.slots()[ref.block].ragged.output_offsets[ref.member];
+        return static_cast<char*>(slot.result) +
+               (row * signature.count + element) * DTypeSize(signature.dtype);
       case BufferKind::kScratch:
         break;
     }
-    const int64_t message = record_.signature.count;
     return static_cast<char*>(slot.scratch) +
-           (ref.scratch_slot * message + element) * DTypeSize(AccumulationType(dtype));
+           (row * signature.count + element) * DTypeSize(AccumulationType(signature.dtype));
   }
 
   Daemon& daemon_;
@@ -346,6 +413,8 @@ void Daemon::Finish(Operation* operation, const Status& status) {
   operation->scratch = nullptr;
   environment_.buffers->Free(operation->staged_source);
   operation->staged_source = nullptr;
+  environment_.buffers->Free(operation->ragged);
+  operation->ragged = nullptr;
   // Acquire and release: the last member frees what all have used.
   if (record != nullptr && record->remaining.FetchSubAcqRel(1) == 1) {
     environment_.table->Free(record);

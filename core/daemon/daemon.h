@@ -28,6 +28,7 @@
 namespace dfccl {
 
 class Crew;
+class Describer;
 
 // Moves a member's progress word and wakes whoever slept for that.
 void SignalProgress(Record* record, uint16_t member, uint32_t value);
@@ -50,6 +51,7 @@ struct DaemonEnvironment {
   RecordTable* table;
   BufferPool* buffers;
   Crew* crew;
+  const Describer* describer;
   bool preemption;
   uint64_t queue_capacity;
   uint64_t first_sequence;

@@ -49,23 +49,30 @@ std::string Particulars(const Signature& signature) {
   return text + "]";
 }
 
-std::vector<int64_t> Absent(const RecordView& record) {
+// Those that `member` needs and that have not come.
+std::vector<int64_t> Absent(const RecordView& record, int member) {
   std::vector<int64_t> absent;
   for (int i = 0; i < record.group->size(); ++i) {
-    if (!record.members[i].arrived) absent.push_back(record.group->members[i]);
+    if (record.Lacks(member, i)) absent.push_back(record.group->members[i]);
   }
   return absent;
 }
 
-// The member that has waited longest.
-const OperationInfo& First(const RecordView& record) {
-  const OperationInfo* first = nullptr;
-  for (const MemberView& member : record.members) {
-    if (member.arrived && (first == nullptr || member.info.submit_ns < first->submit_ns)) {
-      first = &member.info;
+// The member that has waited longest for one that has not come, or else has come
+// first.
+int First(const RecordView& record) {
+  int first = record.creator;
+  bool lacks = !Absent(record, first).empty();
+  for (int i = 0; i < record.group->size(); ++i) {
+    if (!record.members[i].arrived) continue;
+    const bool earlier = record.members[i].info.submit_ns < record.members[first].info.submit_ns;
+    const bool waits = !Absent(record, i).empty();
+    if (waits == lacks ? earlier : waits) {
+      first = i;
+      lacks = waits;
     }
   }
-  return *first;  // a record has at least one member
+  return first;
 }
 
 std::string Values(const Signature& signature) {
@@ -121,11 +128,12 @@ std::vector<WaitCycle> FindCycles(const std::vector<RecordView>& records) {
       }
     }
   }
-  // The absent member of the link's record that waits itself; -1: none.
+  // A member that the link's member needs, that has not come to its record, and
+  // that waits itself; -1: none.
   const auto awaited = [&](const WaitCycle::Link& link) -> int64_t {
     for (int i = 0; i < link.record->group->size(); ++i) {
       const int64_t device = link.record->group->members[i];
-      if (!link.record->members[i].arrived && waits.count(device) != 0) return device;
+      if (link.record->Lacks(link.member, i) && waits.count(device) != 0) return device;
     }
     return -1;
   };
@@ -178,10 +186,11 @@ std::string Describer::Call(const OperationInfo& info, const Signature& signatur
 }
 
 std::string Describer::Missing(const RecordView& record, int64_t now_ns) const {
-  const OperationInfo& first = First(record);
+  const int first_member = First(record);
+  const OperationInfo& first = record.members[first_member].info;
   std::string text = Call(first, record.signature) + ", " + Values(record.signature) + ", group " +
                      List(record.group->members) + ": after " + Seconds(now_ns - first.submit_ns) +
-                     " devices " + List(Absent(record)) + " have not come. Arrived:";
+                     " devices " + List(Absent(record, first_member)) + " have not come. Arrived:";
   size_t listed = 0;
   for (int i = 0; i < record.group->size(); ++i) {
     const MemberView& member = record.members[i];
@@ -237,6 +246,11 @@ std::string Describer::Twice(const OperationInfo& info, const Signature& signatu
   return Call(info, signature) + ": device " + std::to_string(info.device) +
          " has started this instance before. Collectives that may run at the same time in "
          "different programs need different names or keys.";
+}
+
+std::string Describer::Wrong(const OperationInfo& info, const Signature& signature,
+                             const std::string& fault) const {
+  return Call(info, signature) + ": " + fault;
 }
 
 std::string Describer::Cycle(const WaitCycle& cycle) const {
@@ -310,8 +324,8 @@ FlightEntry Describer::Common(const OperationInfo& info, const Signature& signat
 FlightEntry Describer::Entry(const RecordView& record, int member, int64_t now_ns) const {
   const MemberView& view = record.members[member];
   FlightEntry entry = Common(view.info, record.signature, record.bytes, *record.group);
-  entry.absent = Absent(record);
-  entry.state = record.failed ? "failed" : record.complete() ? "moving" : "waiting for members";
+  entry.absent = Absent(record, member);
+  entry.state = record.failed ? "failed" : entry.absent.empty() ? "moving" : "waiting for members";
   entry.blocks_device = view.waited_for;
   entry.age_s = Span(view.info.submit_ns, now_ns);
   entry.wait_s = Span(view.info.submit_ns, record.complete() ? record.complete_ns : now_ns);

@@ -55,6 +55,8 @@ class Describer {
   std::string Mismatch(const RecordView& record, const OperationInfo& other,
                        const Signature& other_signature) const;
   std::string Twice(const OperationInfo& info, const Signature& signature) const;
+  std::string Wrong(const OperationInfo& info, const Signature& signature,
+                    const std::string& fault) const;
   std::string Cycle(const WaitCycle& cycle) const;
 
   FlightEntry Entry(const RecordView& record, int member, int64_t now_ns) const;

@@ -169,7 +169,7 @@ void Monitor::LookForLate(int64_t now_ns) {
     bool stalled = false;
     for (int i = 0; i < record.members(); ++i) {
       const Slot& slot = record.slots()[i];
-      if (slot.operation == nullptr) continue;
+      if (!record.Lacks(i)) continue;
       late = late || is_late(slot.info);
       next_ns = std::min(next_ns, slot.info.submit_ns + slot.info.timeout_ns);
       const int64_t stall_ns = slot.info.submit_ns + options_.stall_warning_ns;
@@ -181,9 +181,12 @@ void Monitor::LookForLate(int64_t now_ns) {
     return late || stalled;
   };
   for (const RecordView& view : table_->View(wanted)) {
-    const bool late = std::any_of(
-        view.members.begin(), view.members.end(),
-        [&](const MemberView& member) { return member.arrived && is_late(member.info); });
+    bool late = false;
+    for (int i = 0; i < view.group->size() && !late; ++i) {
+      for (int peer = 0; peer < view.group->size() && !late; ++peer) {
+        late = view.Lacks(i, peer) && is_late(view.members[i].info);
+      }
+    }
     if (late) {
       table_->Fail(view.id, view.group,
                    Status(StatusCode::kDeadlineExceeded, describer_->Timeout(view, now_ns)),

@@ -6,35 +6,34 @@
 #include <mutex>
 #include <new>
 
+#include "core/hash.h"
 #include "core/identity.h"
 
 namespace dfccl {
 
-ChosenPlan ChoosePlan(Algorithm algorithm, int members) {
-  struct Entry {
-    std::once_flag once;
-    ChosenPlan chosen;
+ChosenPlan ChoosePlan(const PlanKey& key) {
+  struct Cached {
+    PlanKey key;
+    const Plan* plan = nullptr;
   };
-  static Entry entries[kAlgorithmCount][kMaxPlanMembers + 1];
-  if (members > kMaxPlanMembers) {
-    // Only direct plans grow this large, and their waits are the same for any n.
-    ChosenPlan chosen = ChoosePlan(algorithm, kMaxPlanMembers);
-    chosen.plan = &CachedAllReducePlan(algorithm, members);
-    return chosen;
-  }
-  Entry& entry = entries[static_cast<int>(algorithm)][members];
-  std::call_once(entry.once, [&] {
-    const Plan& plan = CachedAllReducePlan(algorithm, members);
-    entry.chosen.plan = &plan;
-    for (const MemberPlan& member : plan.member) {
-      for (const Step& step : member.steps) {
-        if (step.kind != StepKind::kWait) continue;
-        const bool all = step.member == kEveryMember && step.value - kArrived < Record::kLevels;
-        (all ? entry.chosen.waits_for_all : entry.chosen.waits_for_one) = true;
-      }
+  static thread_local Cached cache[64];
+  const uint64_t number =
+      static_cast<uint64_t>(key.kind) << 48 ^ static_cast<uint64_t>(key.algorithm) << 40 ^
+      static_cast<uint64_t>(key.chunks_per_member) << 32 ^ static_cast<uint64_t>(key.root) << 16 ^
+      static_cast<uint64_t>(key.members);
+  Cached& cached = cache[MixBits(number ^ (key.pairs == nullptr ? 0 : key.pairs->hash)) % 64];
+  if (cached.plan == nullptr || !(cached.key == key)) cached = {key, &CachedPlan(key)};
+  return {cached.plan, cached.plan->waits_for_one, cached.plan->waits_for_every};
+}
+
+bool Record::Lacks(int member) {
+  if (slots()[member].operation == nullptr || slots()[member].ended()) return false;
+  for (int peer = 0; peer < members(); ++peer) {
+    if (slots()[peer].operation == nullptr && Needs(signature, members(), member, peer)) {
+      return true;
     }
-  });
-  return entry.chosen;
+  }
+  return false;
 }
 
 bool Record::Quiet() {
@@ -161,6 +160,7 @@ RecordTable::Arrival RecordTable::Join(const Member& member, const Shape& shape,
   slot.source = member.source;
   slot.result = member.result;
   slot.scratch = member.scratch;
+  slot.ragged = member.ragged;
   slot.operation = operation;
   slot.generation = operation->generation;
   slot.info = operation->info;
@@ -206,13 +206,15 @@ void RecordTable::Free(Record* record) {
 bool RecordTable::Fail(const CollectiveId& id, const Group* group, const Status& status,
                        int arrived) {
   Shard& shard = ShardOf(id);
-  std::lock_guard<SpinLock> lock(shard.lock);
+  std::unique_lock<SpinLock> lock(shard.lock);
   Record* record = *Find(&shard, id, group);
   if (record == nullptr || record->failed.LoadRelaxed() != 0) return false;
   if (arrived >= 0 && record->arrived != arrived) return false;
   if (record->remaining.LoadRelaxed() == 0) return false;  // about to be freed
   record->status = status;
-  record->remaining.FetchSubAcqRel(record->members() - record->arrived);
+  const int32_t absentees = record->members() - record->arrived;
+  // All that have arrived may have finished: then there is nobody else to free it.
+  const bool last = record->remaining.FetchSubAcqRel(absentees) == absentees;
   // SeqCst: partners are the looks at `failed` after TrySleep's announcement
   // and after in_data_step.
   record->failed.StoreSeqCst(1);
@@ -230,6 +232,8 @@ bool RecordTable::Fail(const CollectiveId& id, const Group* group, const Status&
   if (!absent.empty() && info != nullptr && info->name != nullptr) {
     GiveUp({*info->name, info->key, group, info->occurrence, info->program, info->launch}, absent);
   }
+  lock.unlock();
+  if (last) Free(record);
   return true;
 }
 
@@ -255,6 +259,7 @@ std::vector<RecordView> RecordTable::View(const std::function<bool(Record&)>& wa
           if (slot.operation == nullptr) continue;
           MemberView& member = view.members[i];
           member.arrived = true;
+          member.ended = slot.ended();
           member.waited_for = slot.operation->state.LoadRelaxed() ==
                               StateWord(slot.generation, OperationState::kRegistered);
           member.progress = slot.progress.value();

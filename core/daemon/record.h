@@ -29,6 +29,16 @@
 
 namespace dfccl {
 
+// A member's part of a ragged exchange.
+struct RaggedSlot {
+  const int64_t* input_offsets = nullptr;  // these four: an entry for each member
+  const int64_t* send_sizes = nullptr;
+  const int64_t* output_offsets = nullptr;
+  const int64_t* recv_sizes = nullptr;
+  int64_t source_rows = 0;
+  int64_t result_rows = 0;
+};
+
 // One member's place in a record.
 struct alignas(kCacheLine) Slot {
   // Written under the shard lock before the member's word says kArrived.
@@ -38,6 +48,7 @@ struct alignas(kCacheLine) Slot {
   Operation* operation = nullptr;  // nullptr: has not arrived
   uint64_t generation = 0;         // of the operation
   OperationInfo info;
+  RaggedSlot ragged;
 
   // 1 while the member is in a data step. Written by the member; read by the
   // members of a failed record (see Record::Quiet).
@@ -46,6 +57,13 @@ struct alignas(kCacheLine) Slot {
 
   ProgressWord progress;
   SleepWord sleep;
+
+  // The member has arrived and its operation has finished.
+  bool ended() const {
+    if (operation == nullptr) return false;
+    const uint64_t word = operation->state.LoadRelaxed();
+    return word >> 2 != generation || StateOf(word) == OperationState::kFinished;
+  }
 };
 
 // A plan and which kinds of waits it has: what a signal must look for.
@@ -54,7 +72,7 @@ struct ChosenPlan {
   bool waits_for_one = false;
   bool waits_for_all = false;
 };
-ChosenPlan ChoosePlan(Algorithm algorithm, int members);
+ChosenPlan ChoosePlan(const PlanKey& key);
 
 // How a collective is carried out: a function of its group and signature.
 struct Shape {
@@ -62,6 +80,7 @@ struct Shape {
   int64_t source_bytes = 0;    // of one member
   int64_t result_bytes = 0;    // of one member
   int64_t bytes = 0;           // of the larger of the two
+  DType dtype = DType::kF32;   // of data steps: movers take bytes as they are
   int64_t align = 1;           // see StaticContext
   int64_t slice_elements = 1;  // see StaticContext
   bool streaming = false;      // non-temporal stores
@@ -86,7 +105,7 @@ struct alignas(kCacheLine) Record {
   // How many members have signalled kArrived + i: a wait for every member looks
   // at one word, and only the last to signal looks for sleepers. Plans with
   // more levels fall back on the members' words.
-  static constexpr uint32_t kLevels = 2;
+  static constexpr uint32_t kLevels = kCountedLevels;
   alignas(kCacheLine) Atomic<uint32_t> level[kLevels];
 
   alignas(kCacheLine) Atomic<uint32_t> failed;
@@ -94,6 +113,8 @@ struct alignas(kCacheLine) Record {
 
   int members() const { return group->size(); }
   bool complete() const { return arrived == members(); }
+  // A member has arrived, has not finished, and needs one that has not arrived.
+  bool Lacks(int member);
   Slot* slots() { return reinterpret_cast<Slot*>(this + 1); }
 
   // Seen from a member of a failed record: no peer is in a data step, nor will
@@ -106,6 +127,7 @@ struct alignas(kCacheLine) Record {
 // A consistent copy of one record, for the monitor and reports.
 struct MemberView {
   bool arrived = false;
+  bool ended = false;       // it has finished, before others have come
   bool waited_for = false;  // a callback is registered: the program waits
   uint32_t progress = 0;
   uint64_t preemptions = 0;
@@ -122,6 +144,11 @@ struct RecordView {
   int64_t complete_ns = 0;
   std::vector<MemberView> members;
   bool complete() const { return arrived == group->size(); }
+  // Whether `member` cannot finish because `peer` has not arrived.
+  bool Lacks(int member, int peer) const {
+    return members[member].arrived && !members[member].ended && !members[peer].arrived &&
+           Needs(signature, group->size(), member, peer);
+  }
 };
 
 class RecordTable {
@@ -144,6 +171,7 @@ class RecordTable {
     const void* source;
     void* result;
     void* scratch;
+    RaggedSlot ragged;
   };
   Arrival Join(const Member& member, const Shape& shape, Operation* operation, Status* status);
 

@@ -39,6 +39,9 @@ namespace {
 // choice does not change a bit.
 constexpr int64_t kFlatBytes = int64_t{4} << 10;
 constexpr int64_t kFlatGroupBytes = int64_t{1} << 20;
+// Scans of more bytes than this go from neighbour to neighbour in so many pieces.
+constexpr int64_t kPipelinedBytes = int64_t{64} << 10;
+constexpr int kPieces = 8;
 // Results of all members together from this size on are written past the caches.
 constexpr int64_t kStreamingBytes = int64_t{4} << 20;
 // Bytes read and written by all members from which on waking a worker pays.
@@ -157,7 +160,9 @@ class RuntimeImpl : public Runtime {
   void FailWhatAwaits(const Ended& ended);
   void FailIfAwaitsEnded(uint64_t program, uint64_t launch);
   uint64_t Sum(uint64_t (Daemon::*count)() const);
-  Shape ShapeOf(const Signature& signature, int members) const;
+  Shape ShapeOf(const Submission& submission) const;
+  Algorithm AlgorithmFor(Kind kind, int64_t bytes, int members) const;
+  RaggedSlot TakeRagged(const RaggedPart& part, Operation* operation, void* result);
   void Enter(Operation* operation, const Submission& submission);
 
   const RuntimeOptions options_;
@@ -198,6 +203,7 @@ Daemon* RuntimeImpl::AddDaemon(int64_t device) {
   const DaemonEnvironment environment = {&table_,
                                          &buffers_,
                                          &crew_,
+                                         &describer_,
                                          options_.preemption,
                                          internal_.queue_capacity,
                                          options_.first_sequence};
@@ -220,18 +226,35 @@ uint64_t RuntimeImpl::Sum(uint64_t (Daemon::*count)() const) {
   return sum;
 }
 
-Shape RuntimeImpl::ShapeOf(const Signature& signature, int members) const {
+Algorithm RuntimeImpl::AlgorithmFor(Kind kind, int64_t bytes, int members) const {
+  if (forced_ && HasPlans(kind, forced_algorithm_) &&
+      members <= MostMembers(kind, forced_algorithm_)) {
+    return forced_algorithm_;
+  }
+  const bool flat = bytes <= kFlatBytes || bytes * members <= kFlatGroupBytes;
+  if (flat && HasPlans(kind, Algorithm::kDirectFlat)) return Algorithm::kDirectFlat;
+  for (Algorithm algorithm : {Algorithm::kDirectTwoShot, Algorithm::kDirect}) {
+    if (HasPlans(kind, algorithm)) return algorithm;
+  }
+  return Algorithm::kChain;
+}
+
+Shape RuntimeImpl::ShapeOf(const Submission& submission) const {
+  const Signature& signature = submission.signature;
+  const int members = submission.group->size();
   Shape shape;
   const int64_t size = DTypeSize(signature.dtype);
-  shape.source_bytes = SourceBlocks(signature.kind, members) * signature.count * size;
-  shape.result_bytes = ResultBlocks(signature.kind, members) * signature.count * size;
+  shape.source_bytes = submission.source_bytes();
+  shape.result_bytes = submission.result_bytes();
   shape.bytes = std::max(shape.source_bytes, shape.result_bytes);
-  const bool flat = shape.bytes <= kFlatBytes || shape.bytes * members <= kFlatGroupBytes;
-  Algorithm algorithm = flat ? Algorithm::kDirectFlat : Algorithm::kDirectTwoShot;
-  if (forced_ && members <= kMaxPlanMembers) algorithm = forced_algorithm_;
-  shape.chosen = ChoosePlan(algorithm, members);
+  shape.dtype = Folds(signature.kind) ? signature.dtype : PlainType(size);
   shape.align = std::max<int64_t>(1, static_cast<int64_t>(kCacheLine) / size);
-  const int64_t slice = Daemon::kSliceBytes / (2 * members * size);
+  const Algorithm algorithm = AlgorithmFor(signature.kind, shape.bytes, members);
+  if (members > MostMembers(signature.kind, algorithm)) return shape;
+  const bool pipelined = algorithm == Algorithm::kChain && shape.bytes > kPipelinedBytes;
+  shape.chosen = ChoosePlan({signature.kind, algorithm, members, signature.root, signature.pairs,
+                             pipelined ? kPieces : 1});
+  const int64_t slice = Daemon::kSliceBytes / (shape.chosen.plan->most_refs * size);
   shape.slice_elements = std::max(slice / shape.align, int64_t{64}) * shape.align;
   shape.streaming = shape.result_bytes * members >= kStreamingBytes;
   shape.heavy = (shape.source_bytes + shape.result_bytes) * members >= kHeavyBytes;
@@ -275,11 +298,34 @@ Operation* RuntimeImpl::Submit(const Submission& submission) {
   return operation;
 }
 
+// Copies what a ragged exchange needs beside its source, and fills its result.
+RaggedSlot RuntimeImpl::TakeRagged(const RaggedPart& part, Operation* operation, void* result) {
+  const size_t entries = operation->group->members.size();
+  auto* index = static_cast<int64_t*>(buffers_.Allocate(4 * entries * sizeof(int64_t)));
+  operation->ragged = index;
+  const auto take = [&](const std::vector<int64_t>& values) -> const int64_t* {
+    int64_t* begin = index;
+    index = std::copy_n(values.begin(), entries, begin);
+    return begin;
+  };
+  RaggedSlot slot;
+  slot.input_offsets = take(part.input_offsets);
+  slot.send_sizes = take(part.send_sizes);
+  slot.output_offsets = take(part.output_offsets);
+  slot.recv_sizes = take(part.recv_sizes);
+  slot.source_rows = part.source_rows;
+  slot.result_rows = part.result_rows;
+  if (part.initial != result && operation->result_bytes > 0) {
+    std::memcpy(result, part.initial, operation->result_bytes);
+  }
+  return slot;
+}
+
 // Prepares the operation and lets it join its record.
 void RuntimeImpl::Enter(Operation* operation, const Submission& submission) {
   const Group* group = submission.group;
   const Signature& signature = submission.signature;
-  const Shape shape = ShapeOf(signature, group->size());
+  const Shape shape = ShapeOf(submission);
   operation->member = static_cast<uint16_t>(submission.member);
   operation->priority = submission.priority;
   operation->closed = submission.closed;
@@ -291,6 +337,13 @@ void RuntimeImpl::Enter(Operation* operation, const Submission& submission) {
       static_cast<uint32_t>(MixBits(submission.program + static_cast<uint32_t>(submission.site)));
   if (stopped_.LoadAcquire() != 0) {
     operation->status = Status(StatusCode::kAborted, "the runtime has been shut down");
+    return;
+  }
+  if (shape.chosen.plan == nullptr) {
+    operation->status = Status(StatusCode::kInvalidArgument,
+                               describer_.Wrong(operation->info, signature,
+                                                "groups of " + std::to_string(group->size()) +
+                                                    " members are more than it can serve"));
     return;
   }
   const void* source = submission.source;
@@ -307,17 +360,19 @@ void RuntimeImpl::Enter(Operation* operation, const Submission& submission) {
   if (shape.result_bytes >= kHugePagesBytes && result != source) {
     AdviseHugePages(result, shape.result_bytes);
   }
+  RaggedSlot ragged;
+  if (submission.ragged != nullptr) ragged = TakeRagged(*submission.ragged, operation, result);
   const uint32_t scratch_slots = shape.chosen.plan->scratch_slots;
   if (scratch_slots > 0 && signature.count > 0) {
     operation->scratch = buffers_.Allocate(scratch_slots * signature.count *
                                            DTypeSize(AccumulationType(signature.dtype)));
   }
-  operation->fixed = {shape.chosen.plan->List(submission.member), signature.count, shape.align,
+  operation->fixed = {shape.chosen.plan->List(submission.member), shape.align,
                       shape.slice_elements};
 
   Status status;
-  const RecordTable::Member member = {submission.id, group,  signature,         operation->member,
-                                      source,        result, operation->scratch};
+  const RecordTable::Member member = {submission.id, group,  signature,          operation->member,
+                                      source,        result, operation->scratch, ragged};
   switch (table_.Join(member, shape, operation, &status)) {
     case RecordTable::Arrival::kJoined:
       SignalProgress(operation->record, operation->member, kArrived);
@@ -423,8 +478,8 @@ void RuntimeImpl::Abandon(int64_t device, uint64_t program, uint64_t launch, con
     bool found = false;
     for (int i = 0; i < record.members(); ++i) {
       const Slot& slot = record.slots()[i];
-      if (slot.operation == nullptr || slot.info.device != device || slot.info.program != program ||
-          slot.info.launch != launch) {
+      if (slot.operation == nullptr || slot.ended() || slot.info.device != device ||
+          slot.info.program != program || slot.info.launch != launch) {
         continue;
       }
       pending.push_back({slot.operation, slot.generation});
@@ -456,7 +511,7 @@ FlightReport RuntimeImpl::Report() {
   const int64_t now_ns = NowNs();
   for (const RecordView& record : records) {
     for (int i = 0; i < record.group->size(); ++i) {
-      if (record.members[i].arrived) {
+      if (record.members[i].arrived && !record.members[i].ended) {
         report.in_flight.push_back(describer_.Entry(record, i, now_ns));
       }
     }

@@ -1,36 +1,60 @@
 // SPDX-License-Identifier: Apache-2.0
 // A plan: what each member of a collective does, as data. Plans depend only on
-// (algorithm, members), not on the message, and are made once.
+// their key, not on the message, and are made once.
 #ifndef DFCCL_CORE_PLANS_PLAN_H_
 #define DFCCL_CORE_PLANS_PLAN_H_
 
 #include <cstdint>
 #include <vector>
 
+#include "core/collective.h"
 #include "core/protocol/step.h"
 
 namespace dfccl {
 
 enum class Algorithm : uint8_t {
-  kDirectFlat = 0,
-  kDirectOneShot,
-  kDirectTwoShot,
-  kRing,
-  kRecursiveDoubling,
+  // For kinds in which everyone needs everyone.
+  kDirectFlat = 0,     // member 0 does all: least latency where one thread runs all members
+  kDirectOneShot,      // all_reduce: every member folds all for itself
+  kDirectTwoShot,      // all_reduce: every member folds a share for all
+  kRing,               // all_reduce
+  kRecursiveDoubling,  // all_reduce
+  kDirect,             // every member moves its share at once; waits for whom it touches
+  kChain,              // scans: from neighbour to neighbour
 };
-constexpr int kAlgorithmCount = 5;
-constexpr int kMaxPlanMembers = 64;  // larger groups: direct plans only (any n up to 65534)
+constexpr int kAlgorithmCount = 7;
+constexpr int kMaxPlanMembers = 64;  // of rings and recursive doubling
+// Waits for every member to reach kArrived + i are counted for i below this.
+constexpr uint32_t kCountedLevels = 2;
+
+struct PlanKey {
+  Kind kind = Kind::kAllReduce;
+  Algorithm algorithm = Algorithm::kDirectTwoShot;
+  int members = 1;
+  int root = 0;                  // for kinds that have one
+  const Pairs* pairs = nullptr;  // for kPermute
+  int chunks_per_member = 1;     // pipelining of rings and chains
+
+  bool operator==(const PlanKey& other) const {
+    return kind == other.kind && algorithm == other.algorithm && members == other.members &&
+           root == other.root && pairs == other.pairs &&
+           chunks_per_member == other.chunks_per_member;
+  }
+};
 
 struct MemberPlan {
   std::vector<Step> steps;
 };
 
 struct Plan {
-  Algorithm algorithm = Algorithm::kDirectOneShot;
+  PlanKey key;
   int members = 0;
   uint32_t chunk_count = 1;
   uint32_t scratch_slots = 0;
   bool in_place = false;           // right, too, where results are the memory of sources
+  bool waits_for_one = false;      // it has waits for a single member, or uncounted ones;
+  bool waits_for_every = false;    // it has counted ones
+  uint32_t most_refs = 1;          // of a data step
   std::vector<MemberPlan> member;  // [members]
   // Shared by the members, so that direct plans stay linear in them.
   std::vector<BufferRef> refs;
@@ -43,12 +67,15 @@ struct Plan {
 
 const char* AlgorithmName(Algorithm algorithm);
 
-// Builds the all-reduce plan for `members` >= 1. Pure. `chunks_per_member`
-// splits each member's share further (>= 1) where the algorithm pipelines: in the ring.
-Plan PlanAllReduce(Algorithm algorithm, int members, int chunks_per_member = 1);
+// Whether there are plans of this kind by this algorithm; what is largest.
+bool HasPlans(Kind kind, Algorithm algorithm);
+int MostMembers(Kind kind, Algorithm algorithm);
+
+// Builds a plan for a key that HasPlans and MostMembers allow. Pure.
+Plan MakePlan(const PlanKey& key);
 
 // The same, made once per process and shared. Thread-safe; never freed.
-const Plan& CachedAllReducePlan(Algorithm algorithm, int members);
+const Plan& CachedPlan(const PlanKey& key);
 
 }  // namespace dfccl
 

@@ -32,7 +32,7 @@ constexpr size_t kMaxFaults = 40;
 // Values as expressions, each made once, so that equal ids are equal folds.
 class Expressions {
  public:
-  enum class Form { kNone, kSource, kFold, kFinal, kRounded };
+  enum class Form { kNone, kZeros, kSource, kFold, kFinal, kRounded };
   using Id = int;
   static constexpr Id kUnwritten = 0;
 
@@ -40,13 +40,15 @@ class Expressions {
     Make(Form::kNone, 0, 0);  // kUnwritten
   }
 
-  Id Source(int member) { return Make(Form::kSource, member, 0); }
+  Id Zeros() { return Make(Form::kZeros, 0, 0); }
+  Id Source(int member, int block) { return Make(Form::kSource, member, block); }
   Id Fold(Id left, Id right) { return Make(Form::kFold, left, right); }
   Id Finalize(Id value) { return Make(Form::kFinal, value, 0); }
-  // What an element of the message's type holds: sources fit as they are.
+  // What an element of the message's type holds: sources and zeros fit as they are.
   Id Round(Id value) {
     const Form form = nodes_[value].form;
-    return form == Form::kSource || form == Form::kRounded ? value : Make(Form::kRounded, value, 0);
+    const bool fits = form == Form::kSource || form == Form::kRounded || form == Form::kZeros;
+    return fits ? value : Make(Form::kRounded, value, 0);
   }
 
   // Fit to be folded or finalized: not rounded, not finalized.
@@ -79,8 +81,8 @@ class Expressions {
 
   struct Node {
     Form form;
-    int left;  // the member, for kSource
-    int right;
+    int left;                       // kSource: the member
+    int right;                      // kSource: the block
     std::vector<uint64_t> members;  // bit set of the sources in it
   };
 
@@ -91,7 +93,7 @@ class Expressions {
       Node node{form, left, right, std::vector<uint64_t>(words_)};
       if (form == Form::kSource) {
         node.members[left / 64] |= uint64_t{1} << (left % 64);
-      } else if (form != Form::kNone) {
+      } else if (form != Form::kNone && form != Form::kZeros) {
         for (size_t i = 0; i < words_; ++i) {
           node.members[i] = nodes_[left].members[i] | nodes_[right].members[i];
         }
@@ -108,8 +110,12 @@ class Expressions {
       case Form::kNone:
         *text += "nothing";
         return;
+      case Form::kZeros:
+        *text += "zeros";
+        return;
       case Form::kSource:
         *text += "s" + std::to_string(node.left);
+        if (node.right > 0) *text += "." + std::to_string(node.right);
         return;
       case Form::kFold:
         *text += "(";
@@ -136,7 +142,12 @@ class Expressions {
 class Verifier {
  public:
   Verifier(const Plan& plan, bool in_place)
-      : plan_(plan), in_place_(in_place), n_(plan.members), expressions_(plan.members) {}
+      : plan_(plan),
+        in_place_(in_place),
+        n_(plan.members),
+        source_blocks_(Blocks(SourceBlocks(plan.key.kind, plan.members))),
+        result_blocks_(Blocks(ResultBlocks(plan.key.kind, plan.members))),
+        expressions_(plan.members) {}
 
   VerifierReport Run() {
     if (CheckForm()) {
@@ -146,6 +157,7 @@ class Verifier {
         CheckResults();
         CheckWaste();
         CheckLifetimes();
+        CheckMeetings();
       }
     }
     if (unlisted_ > 0) {
@@ -156,6 +168,11 @@ class Verifier {
 
  private:
   using Clock = std::vector<uint32_t>;
+
+  // A ragged exchange moves a part of each source to a part of each result.
+  uint32_t Blocks(int64_t regular) const {
+    return static_cast<uint32_t>(plan_.key.kind == Kind::kRaggedAllToAll ? plan_.members : regular);
+  }
 
   struct Signalled {
     uint32_t value;
@@ -168,6 +185,7 @@ class Verifier {
     Clock clock;
     std::vector<Signalled> signals;
     std::vector<uint32_t> touched;  // [peer]: this member's last event in the peer's buffers
+    uint32_t checked = 0;           // the event of its check
   };
   struct Access {
     int member;
@@ -213,19 +231,25 @@ class Verifier {
         text += "reduce chunks [" + std::to_string(step.chunk_begin) + ", " +
                 std::to_string(step.chunk_end) + ")";
         break;
+      case StepKind::kCheck:
+        text += "check";
+        break;
     }
     return text + ")";
   }
-  static std::string Name(BufferRef ref, uint32_t chunk) {
-    std::string text =
+  std::string Name(BufferRef ref, uint32_t chunk) const {
+    const std::string text =
         "chunk " + std::to_string(chunk) + " of member " + std::to_string(ref.member) + "'s ";
+    const auto block = [&](uint32_t blocks) {
+      return blocks > 1 ? " block " + std::to_string(ref.block) : "";
+    };
     switch (ref.kind) {
       case BufferKind::kSource:
-        return text + "source";
+        return text + "source" + block(source_blocks_);
       case BufferKind::kResult:
-        return text + "result";
+        return text + "result" + block(result_blocks_);
       case BufferKind::kScratch:
-        return text + "scratch " + std::to_string(ref.scratch_slot);
+        return text + "scratch " + std::to_string(ref.block);
     }
     return text;
   }
@@ -245,8 +269,7 @@ class Verifier {
     bool runnable = true;
     for (size_t i = 0; i < plan_.refs.size(); ++i) {
       const BufferRef& ref = plan_.refs[i];
-      if (ref.member >= n_ || ref.kind > BufferKind::kScratch ||
-          (ref.kind == BufferKind::kScratch && ref.scratch_slot >= plan_.scratch_slots)) {
+      if (ref.member >= n_ || ref.block >= BlocksOf(ref.kind)) {
         Fault("ref " + std::to_string(i) + " names no buffer");
         runnable = false;
       }
@@ -255,7 +278,7 @@ class Verifier {
       const std::vector<Step>& steps = plan_.member[member].steps;
       for (size_t i = 0; i < steps.size(); ++i) {
         const Step& step = steps[i];
-        if (step.kind > StepKind::kReduce) {
+        if (step.kind > StepKind::kCheck) {
           Fault("member " + std::to_string(member) + ", step " + std::to_string(i) +
                 ": of no known kind");
           runnable = false;
@@ -269,10 +292,10 @@ class Verifier {
                     "not a range of the " + std::to_string(plan_.chunk_count) + " chunks");
             runnable = false;
           }
-          if (step.source_begin >= step.source_end || step.source_end > plan_.refs.size() ||
+          if (step.source_begin > step.source_end || step.source_end > plan_.refs.size() ||
               step.destination_begin >= step.destination_end ||
               step.destination_end > plan_.refs.size()) {
-            FaultAt(member, i, "has no source or no destination");
+            FaultAt(member, i, "has no destination, or refs that the plan lacks");
             runnable = false;
           }
         }
@@ -292,18 +315,34 @@ class Verifier {
     }
     locations_.resize(n_ * BuffersPerMember() * plan_.chunk_count);
     for (int member = 0; member < n_; ++member) {
-      for (uint32_t chunk = 0; chunk < plan_.chunk_count; ++chunk) {
-        At({BufferKind::kSource, 0, static_cast<uint16_t>(member)}, chunk).value =
-            expressions_.Source(member);
+      for (uint32_t block = 0; block < source_blocks_; ++block) {
+        for (uint32_t chunk = 0; chunk < plan_.chunk_count; ++chunk) {
+          At({BufferKind::kSource, static_cast<uint16_t>(block), static_cast<uint16_t>(member)},
+             chunk)
+              .value = expressions_.Source(member, static_cast<int>(block));
+        }
       }
     }
   }
 
-  size_t BuffersPerMember() const { return 2 + plan_.scratch_slots; }
+  uint32_t BlocksOf(BufferKind kind) const {
+    switch (kind) {
+      case BufferKind::kSource:
+        return source_blocks_;
+      case BufferKind::kResult:
+        return result_blocks_;
+      case BufferKind::kScratch:
+        return plan_.scratch_slots;
+    }
+    return 0;
+  }
+  size_t BuffersPerMember() const {
+    return size_t{source_blocks_} + result_blocks_ + plan_.scratch_slots;
+  }
   Location& At(BufferRef ref, uint32_t chunk) {
-    const size_t buffer = ref.kind == BufferKind::kSource   ? 0
-                          : ref.kind == BufferKind::kResult ? (in_place_ ? 0 : 1)
-                                                            : size_t{2} + ref.scratch_slot;
+    size_t buffer = ref.block;
+    if (ref.kind == BufferKind::kResult && !in_place_) buffer += source_blocks_;
+    if (ref.kind == BufferKind::kScratch) buffer += source_blocks_ + result_blocks_;
     return locations_[(ref.member * BuffersPerMember() + buffer) * plan_.chunk_count + chunk];
   }
 
@@ -333,6 +372,9 @@ class Verifier {
         return Wait(member, step);
       case StepKind::kReduce:
         Reduce(member, step);
+        return true;
+      case StepKind::kCheck:
+        Check(member);
         return true;
     }
     return true;
@@ -368,7 +410,7 @@ class Verifier {
       return true;
     }
     for (int peer = begin; peer < end; ++peer) {
-      if (peer != member) Learn(member, peer, step.value);
+      Learn(member, peer, step.value);
     }
     return true;
   }
@@ -393,7 +435,25 @@ class Verifier {
     for (int i = 0; i < n_; ++i) state.clock[i] = std::max(state.clock[i], signal.clock[i]);
   }
 
+  void Check(int member) {
+    MemberState& state = states_[member];
+    if (plan_.key.kind != Kind::kRaggedAllToAll) {
+      FaultAt(member, state.next_step, "has nothing to check");
+    }
+    if (state.checked != 0) FaultAt(member, state.next_step, "checks again");
+    for (int peer = 0; peer < n_; ++peer) {
+      if (state.clock[peer] < kArrivalEvent) {
+        FaultAt(member, state.next_step,
+                "needs member " + std::to_string(peer) + ", which may not have arrived");
+      }
+    }
+    state.checked = EventOf(state.next_step);
+  }
+
   void Reduce(int member, const Step& step) {
+    if (plan_.key.kind == Kind::kRaggedAllToAll && states_[member].checked == 0) {
+      FaultAt(member, states_[member].next_step, "comes before the member's check");
+    }
     for (uint32_t i = step.source_begin; i < step.source_end; ++i) Touch(member, plan_.refs[i]);
     for (uint32_t i = step.destination_begin; i < step.destination_end; ++i) {
       Touch(member, plan_.refs[i]);
@@ -418,6 +478,10 @@ class Verifier {
 
   Expressions::Id Compute(int member, const Step& step, uint32_t chunk) {
     const size_t index = states_[member].next_step;
+    if (step.source_begin == step.source_end) {
+      if (step.finalize) FaultAt(member, index, "finalizes zeros");
+      return expressions_.Zeros();
+    }
     const bool copy = step.source_end - step.source_begin == 1;
     Expressions::Id fold = Expressions::kUnwritten;
     for (uint32_t i = step.source_begin; i < step.source_end; ++i) {
@@ -522,6 +586,72 @@ class Verifier {
   }
 
   void CheckResults() {
+    if (plan_.key.kind == Kind::kAllReduce) {
+      CheckAllReduce();
+      return;
+    }
+    for (int member = 0; member < n_; ++member) {
+      for (uint32_t block = 0; block < result_blocks_; ++block) {
+        const Expressions::Id expected = Expected(member, static_cast<int>(block));
+        const BufferRef ref{BufferKind::kResult, static_cast<uint16_t>(block),
+                            static_cast<uint16_t>(member)};
+        for (uint32_t chunk = 0; chunk < plan_.chunk_count; ++chunk) {
+          const Expressions::Id value = At(ref, chunk).value;
+          if (value == expected) continue;
+          Fault(Name(ref, chunk) + " ends as " + expressions_.Text(value) + " instead of " +
+                expressions_.Text(expected));
+        }
+      }
+    }
+  }
+
+  // The fold of block `block` of the sources of members [0, end), in rank order.
+  Expressions::Id FoldOf(int end, int block) {
+    Expressions::Id fold = expressions_.Source(0, block);
+    for (int member = 1; member < end; ++member) {
+      fold = expressions_.Fold(fold, expressions_.Source(member, block));
+    }
+    return fold;
+  }
+
+  // What block `block` of a member's result must be (core/collective.h).
+  Expressions::Id Expected(int member, int block) {
+    const bool is_root = member == plan_.key.root;
+    switch (plan_.key.kind) {
+      case Kind::kAllReduce:
+        break;  // CheckAllReduce
+      case Kind::kAllGather:
+        return expressions_.Source(block, 0);
+      case Kind::kReduceScatter:
+        return expressions_.Round(expressions_.Finalize(FoldOf(n_, member)));
+      case Kind::kAllToAll:
+      case Kind::kRaggedAllToAll:
+        return expressions_.Source(block, member);
+      case Kind::kPermute:
+        for (const auto& [source, target] : plan_.key.pairs->list) {
+          if (target == member) return expressions_.Source(source, 0);
+        }
+        return expressions_.Zeros();
+      case Kind::kBroadcast:
+        return expressions_.Source(plan_.key.root, 0);
+      case Kind::kReduce:
+        return is_root ? expressions_.Round(expressions_.Finalize(FoldOf(n_, 0)))
+                       : expressions_.Zeros();
+      case Kind::kGather:
+        return is_root ? expressions_.Source(block, 0) : expressions_.Zeros();
+      case Kind::kScatter:
+        return expressions_.Source(plan_.key.root, member);
+      case Kind::kScan:
+        return expressions_.Round(FoldOf(member + 1, 0));
+      case Kind::kExscan:
+        return member == 0 ? expressions_.Zeros() : expressions_.Round(FoldOf(member, 0));
+      case Kind::kBarrier:
+        return expressions_.Source(member, 0);
+    }
+    return Expressions::kUnwritten;
+  }
+
+  void CheckAllReduce() {
     for (uint32_t chunk = 0; chunk < plan_.chunk_count; ++chunk) {
       const Expressions::Id first = At({BufferKind::kResult, 0, 0}, chunk).value;
       for (int member = 0; member < n_; ++member) {
@@ -552,7 +682,7 @@ class Verifier {
       }
       for (uint32_t slot = 0; slot < plan_.scratch_slots; ++slot) {
         for (uint32_t chunk = 0; chunk < plan_.chunk_count; ++chunk) {
-          const BufferRef ref{BufferKind::kScratch, static_cast<uint8_t>(slot),
+          const BufferRef ref{BufferKind::kScratch, static_cast<uint16_t>(slot),
                               static_cast<uint16_t>(member)};
           const Location& location = At(ref, chunk);
           if (location.write.member >= 0 && location.reads.empty()) {
@@ -579,9 +709,36 @@ class Verifier {
     }
   }
 
+  // A member has waited for whom it needs, by kind, and for nobody else, and leaves
+  // a ragged exchange when all have checked their part of it.
+  void CheckMeetings() {
+    Signature signature;
+    signature.kind = plan_.key.kind;
+    signature.root = plan_.key.root;
+    signature.pairs = plan_.key.pairs;
+    const bool checks = plan_.key.kind == Kind::kRaggedAllToAll;
+    for (int member = 0; member < n_; ++member) {
+      const std::string name = "member " + std::to_string(member);
+      if (checks && states_[member].checked == 0) Fault(name + " checks nothing");
+      for (int peer = 0; peer < n_; ++peer) {
+        const uint32_t known = states_[member].clock[peer];
+        const std::string peer_name = "member " + std::to_string(peer);
+        const bool met = known >= kArrivalEvent;
+        if (met != Needs(signature, n_, member, peer)) {
+          Fault(name + (met ? " waits, but not needs to, for " : " may finish before ") +
+                peer_name);
+        } else if (checks && known < states_[peer].checked) {
+          Fault(name + " may finish before " + peer_name + " has checked");
+        }
+      }
+    }
+  }
+
   const Plan& plan_;
   const bool in_place_;
   const int n_;
+  const uint32_t source_blocks_;
+  const uint32_t result_blocks_;
   Expressions expressions_;
   std::vector<MemberState> states_;
   std::vector<Location> locations_;
@@ -591,7 +748,7 @@ class Verifier {
 
 }  // namespace
 
-VerifierReport VerifyAllReduce(const Plan& plan, bool in_place) {
+VerifierReport VerifyPlan(const Plan& plan, bool in_place) {
   return Verifier(plan, in_place).Run();
 }
 

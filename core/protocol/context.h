@@ -13,7 +13,6 @@ namespace dfccl {
 
 struct StaticContext {
   StepList list;
-  int64_t count;           // elements of the message
   int64_t align;           // chunk boundaries are multiples of this many elements
   int64_t slice_elements;  // a data step leaves room for others after this many
 };

@@ -24,7 +24,9 @@ enum class Outcome : uint8_t {
 //   bool Failed();                            the collective has failed
 //   bool Reached(uint16_t member, uint32_t value);   acquire
 //   void Signal(uint32_t value);              release
+//   int64_t Count(const Step&);               elements of a block of a kReduce step
 //   bool Reduce(const Step&, int64_t begin, int64_t end);  false: has failed
+//   bool Check();                             false: has failed
 //   bool ShouldYield();                       more important work is waiting
 //   void Polled(uint32_t polls);              a wait that polled was passed
 // `*progressed` is set when the dynamic context changed.
@@ -52,9 +54,9 @@ DFCCL_HOST_DEVICE Outcome Interpret(const StaticContext& fixed, DynamicContext* 
       }
 
       case StepKind::kReduce: {
-        const int64_t first =
-            ChunkStart(fixed.count, step.chunk_begin, list.chunk_count, fixed.align);
-        const int64_t last = ChunkStart(fixed.count, step.chunk_end, list.chunk_count, fixed.align);
+        const int64_t count = machine.Count(step);
+        const int64_t first = ChunkStart(count, step.chunk_begin, list.chunk_count, fixed.align);
+        const int64_t last = ChunkStart(count, step.chunk_end, list.chunk_count, fixed.align);
         int64_t begin = first + dynamic->slice * fixed.slice_elements;
         while (begin < last) {
           int64_t end = begin + fixed.slice_elements;
@@ -68,6 +70,10 @@ DFCCL_HOST_DEVICE Outcome Interpret(const StaticContext& fixed, DynamicContext* 
         dynamic->slice = 0;
         break;
       }
+
+      case StepKind::kCheck:
+        if (!machine.Check()) return Outcome::kFailed;
+        break;
     }
     ++dynamic->step;
     *progressed = true;

@@ -11,9 +11,12 @@
 // ("arrived"), so a plan's own signals start at 2.
 //
 // A kReduce step folds the listed sources in list order and writes the value to
-// every listed destination; with one source it is a copy. Its range is
-// [chunk_begin, chunk_end) of the plan's chunk_count equal chunks of the
-// message (ChunkStart below gives elements).
+// every listed destination; with one source it is a copy, without any it writes
+// zeros. Its range is [chunk_begin, chunk_end) of the plan's chunk_count equal
+// chunks of a block of the message (ChunkStart below gives elements).
+//
+// A kCheck step looks at what only run-time values of all members tell, and
+// fails the collective if it is wrong.
 #ifndef DFCCL_CORE_PROTOCOL_STEP_H_
 #define DFCCL_CORE_PROTOCOL_STEP_H_
 
@@ -21,7 +24,7 @@
 
 namespace dfccl {
 
-enum class StepKind : uint8_t { kSignal = 0, kWait = 1, kReduce = 2 };
+enum class StepKind : uint8_t { kSignal = 0, kWait = 1, kReduce = 2, kCheck = 3 };
 
 // kSource and kResult hold elements of the message's type. kScratch slots hold
 // elements of its accumulation type, so partial sums are never rounded.
@@ -29,8 +32,8 @@ enum class BufferKind : uint8_t { kSource = 0, kResult = 1, kScratch = 2 };
 
 struct BufferRef {
   BufferKind kind;
-  uint8_t scratch_slot;  // which message-sized scratch slot, for kScratch
-  uint16_t member;       // whose buffer
+  uint16_t block;   // which block of a source or result, or which scratch slot
+  uint16_t member;  // whose buffer
 };
 
 constexpr uint16_t kEveryMember = 0xffff;
@@ -54,8 +57,8 @@ struct StepList {
   const Step* steps;
   const BufferRef* refs;
   uint32_t step_count;
-  uint32_t chunk_count;    // chunks of the whole message
-  uint32_t scratch_slots;  // message-sized scratch slots each member owns
+  uint32_t chunk_count;    // chunks of a block
+  uint32_t scratch_slots;  // block-sized scratch slots each member owns
 };
 
 // First element of chunk `chunk` of `chunk_count`, for `count` elements, with

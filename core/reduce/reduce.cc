@@ -146,6 +146,21 @@ DType AccumulationType(DType dtype) {
   }
 }
 
+DType PlainType(int64_t size) {
+  switch (size) {
+    case 1:
+      return DType::kU8;
+    case 2:
+      return DType::kU16;
+    case 4:
+      return DType::kU32;
+    case 8:
+      return DType::kU64;
+    default:
+      return DType::kC128;
+  }
+}
+
 bool IsSupported(ReduceOp op, DType dtype) {
   return kBaselineKernels.fold(op, AccumulationType(dtype)) != nullptr;
 }

@@ -12,6 +12,9 @@ namespace dfccl {
 // f16, bf16 and fp8 accumulate in f32; every other type in itself.
 DType AccumulationType(DType dtype);
 
+// The type that stands for elements of `size` bytes where they are only moved.
+DType PlainType(int64_t size);
+
 // False for what has no meaning (kMin of complex, kXor of f32, kMean of ints...).
 bool IsSupported(ReduceOp op, DType dtype);
 

@@ -13,6 +13,7 @@ from members import data, spmd
 from jax_dfccl import _core, _lowering
 
 N = 8
+CALL = "dfccl_collective"
 X = np.arange(N * 3, dtype=np.float32).reshape(N, 3)
 SUM = np.broadcast_to(X.sum(0), X.shape)
 _sites = itertools.count(1000)
@@ -60,16 +61,16 @@ def attributes(**changed: Any) -> dict[str, Any]:
 
 def single(x: Any, *operands: Any, **changed: Any) -> Any:
     result = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    return jax.ffi.ffi_call("dfccl_collective", result)(x, *operands, **attributes(**changed))
+    return jax.ffi.ffi_call(CALL, result)(x, *operands, **attributes(**changed))
 
 
 def start(x: Any, *operands: Any, stage: int = 0, **changed: Any) -> Any:
-    call = jax.ffi.ffi_call("dfccl_collective_start", jax.ShapeDtypeStruct((1,), np.uint64))
+    call = jax.ffi.ffi_call(CALL + "_start", jax.ShapeDtypeStruct((1,), np.uint64))
     return call(x, *operands, **attributes(stage=stage, **changed))
 
 
 def done(ticket: Any, x: Any, *tickets: Any, **changed: Any) -> Any:
-    call = jax.ffi.ffi_call("dfccl_collective_done", jax.ShapeDtypeStruct(x.shape, x.dtype))
+    call = jax.ffi.ffi_call(CALL + "_done", jax.ShapeDtypeStruct(x.shape, x.dtype))
     return call(ticket, x, *tickets, **attributes(**changed))
 
 
@@ -106,6 +107,119 @@ def test_without_devices_the_position_is_an_operand():
 
     right = np.repeat(X.reshape(4, 2, 3).sum(1), 2, axis=0)
     np.testing.assert_array_equal(spmd(f)(X), right)
+
+
+def blocks(x: np.ndarray) -> np.ndarray:
+    """(source member, block of its source, ...)"""
+    return x.reshape(N, N, -1, *x.shape[2:])
+
+
+def at(member: int, value: np.ndarray) -> np.ndarray:
+    """`value` on one member, zeros on the others."""
+    return np.stack([value if m == member else np.zeros_like(value) for m in range(N)])
+
+
+ROWS = data((N, N * 2, 3), np.int32)  # a source of n blocks
+ROW = data((N, 2, 3), np.int32)
+PAIRS = [(0, 3), (3, 1), (5, 5), (6, 0)]
+EXCLUSIVE = np.concatenate([np.zeros_like(ROW[:1]), ROW.cumsum(0, dtype=np.int32)[:-1]])
+KINDS = {
+    "all_gather": (ROW, {}, np.stack([ROW.reshape(-1, 3)] * N)),
+    "reduce_scatter": (ROWS, {"op": "sum"}, blocks(ROWS).sum(0, dtype=np.int32)),
+    "all_to_all": (ROWS, {}, blocks(ROWS).swapaxes(0, 1).reshape(ROWS.shape)),
+    "permute": (
+        ROW,
+        {"pairs": [index for pair in PAIRS for index in pair]},
+        sum(at(target, ROW[source]) for source, target in PAIRS),
+    ),
+    "broadcast": (ROW, {"root": 3}, np.stack([ROW[3]] * N)),
+    "reduce": (ROW, {"op": "max", "root": 2}, at(2, ROW.max(0))),
+    "gather": (ROW, {"root": 7}, at(7, ROW.reshape(-1, 3))),
+    "scatter": (ROWS, {"root": 5}, blocks(ROWS)[5]),
+    "scan": (ROW, {"op": "sum"}, ROW.cumsum(0, dtype=np.int32)),
+    "exscan": (ROW, {"op": "sum"}, EXCLUSIVE),
+    "barrier": (ROW[:, :1, :1], {}, ROW[:, :1, :1]),
+}
+
+
+def members(f: Any, *arrays: np.ndarray) -> np.ndarray:
+    """f of each member's part, without the leading dimension."""
+    run = spmd(lambda *parts: f(*(part[0] for part in parts))[None])
+    return np.asarray(run(*arrays))
+
+
+@pytest.mark.parametrize("form", ["single", "start", "staged"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds(kind, form):
+    source, changed, right = KINDS[kind]
+
+    def f(x):
+        result = jax.ShapeDtypeStruct((*right.shape[1:-1], x.shape[-1]), right.dtype)
+        values = {"kind": kind, "op": "", **changed}
+        if form == "single":
+            return jax.ffi.ffi_call(CALL, result)(x, **attributes(**values))
+        ticket = start(x, stage=int(form == "staged"), **values)
+        return jax.ffi.ffi_call(CALL + "_done", result)(ticket, x, **attributes(**values))
+
+    np.testing.assert_array_equal(members(f, source), right)
+    assert members(f, source[..., :0]).shape == (*right.shape[:-1], 0)
+
+
+def ragged(sizes: np.ndarray, dtype: Any) -> tuple[list[np.ndarray], np.ndarray]:
+    """The operands of a ragged exchange of sizes[source, target] rows, and its result."""
+    most = int(max(sizes.sum(0).max(), sizes.sum(1).max()))
+    source, output = data((N, most, 2), np.float32), -data((N, most + 1, 2), np.float32, seed=1)
+    inputs = np.cumsum(sizes, 1) - sizes
+    outputs = np.cumsum(sizes, 0) - sizes
+    right = output.copy()
+    for p, r in itertools.product(range(N), range(N)):
+        rows = source[p, inputs[p, r] : inputs[p, r] + sizes[p, r]]
+        right[r, outputs[p, r] : outputs[p, r] + sizes[p, r]] = rows
+    indices = [np.asarray(a, dtype) for a in (inputs, sizes, outputs, sizes.T)]
+    return [source, output, *indices], right
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("split", [False, True])
+def test_ragged_exchanges(dtype, split):
+    sizes = np.random.default_rng(3).integers(0, 5, (N, N))
+    operands, right = ragged(sizes, dtype)
+    changed = {"kind": "ragged_all_to_all", "op": ""}
+
+    def f(*parts):
+        result = jax.ShapeDtypeStruct(parts[1].shape, parts[1].dtype)
+        if not split:
+            return jax.ffi.ffi_call(CALL, result)(*parts, **attributes(**changed))
+        ticket = start(*parts, **changed)
+        done = jax.ffi.ffi_call(CALL + "_done", result)
+        return done(ticket, parts[0], **attributes(**changed))
+
+    np.testing.assert_array_equal(members(f, *operands), right)
+
+
+def test_ragged_exchanges_that_do_not_fit():
+    operands, _ = ragged(np.full((N, N), 2), np.int32)
+    operands[3][4, 1] = 3  # member 4 sends one row more to member 1
+
+    def f(*parts):
+        result = jax.ShapeDtypeStruct(parts[1].shape, parts[1].dtype)
+        call = jax.ffi.ffi_call(CALL, result)
+        return call(*parts, **attributes(kind="ragged_all_to_all", op=""))
+
+    match = "ragged_all_to_all: device 4 sends 3 rows to device 1, whose recv_sizes has 2"
+    with pytest.raises(jax.errors.JaxRuntimeError, match=match):
+        members(f, *operands)
+
+
+def test_operands_and_results_whose_sizes_do_not_fit():
+    scattered = {"kind": "reduce_scatter", "op": "sum"}
+    fails("cannot be cut into 8 equal blocks", lambda x: single(x, **scattered))
+    fails("does not go with the operand", lambda x: single(x, kind="all_gather", op=""))
+
+
+def test_the_mean_of_a_scan():
+    with pytest.raises(jax.errors.JaxRuntimeError, match="scan: a mean has no meaning"):
+        spmd(lambda x: single(x, kind="scan", op="mean")).lower(X).compile()
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64, np.uint64])
@@ -174,7 +288,7 @@ def test_a_missing_attribute_is_named():
     del values["op"]
     result = jax.ShapeDtypeStruct((1, 3), np.float32)
     with pytest.raises(jax.errors.JaxRuntimeError, match="jax_dfccl: attribute op"):
-        call = jax.ffi.ffi_call("dfccl_collective", result)
+        call = jax.ffi.ffi_call(CALL, result)
         spmd(lambda x: call(x, **values)).lower(X).compile()
 
 

@@ -17,6 +17,11 @@ struct Notes {
     return value <= reached;
   }
   void Signal(uint32_t value) { text += "signal " + std::to_string(value) + "; "; }
+  int64_t Count(const Step&) const { return 25; }
+  bool Check() {
+    text += "check; ";
+    return !failed;
+  }
   bool Reduce(const Step&, int64_t begin, int64_t end) {
     if (failed) return false;
     text += "[" + std::to_string(begin) + ", " + std::to_string(end) + "); ";
@@ -57,7 +62,7 @@ class InterpreterTest : public ::testing::Test {
  protected:
   Outcome Run(const std::vector<Step>& steps) {
     const StaticContext fixed = {
-        {steps.data(), nullptr, static_cast<uint32_t>(steps.size()), 2, 0}, 25, 1, 5};
+        {steps.data(), nullptr, static_cast<uint32_t>(steps.size()), 2, 0}, 1, 5};
     progressed = false;
     return Interpret(fixed, &dynamic, &progressed, notes);
   }

@@ -3,6 +3,7 @@
 #ifndef DFCCL_TESTS_CORE_PLANS_MUTATION_H_
 #define DFCCL_TESTS_CORE_PLANS_MUTATION_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -29,6 +30,14 @@ inline void SetDestinations(Plan* plan, Step* step, const std::vector<BufferRef>
   step->destination_begin = static_cast<uint32_t>(plan->refs.size());
   plan->refs.insert(plan->refs.end(), refs.begin(), refs.end());
   step->destination_end = static_cast<uint32_t>(plan->refs.size());
+}
+
+inline bool TouchesPeers(const Plan& plan, int member, const Step& step) {
+  if (step.kind != StepKind::kReduce) return false;
+  std::vector<BufferRef> refs = Sources(plan, step);
+  for (const BufferRef& ref : Destinations(plan, step)) refs.push_back(ref);
+  return std::any_of(refs.begin(), refs.end(),
+                     [member](const BufferRef& ref) { return ref.member != member; });
 }
 
 struct Mutant {
@@ -79,7 +88,7 @@ inline std::vector<Mutant> Alterations(const Plan& plan) {
         mutants.push_back(mutant);
       };
       const Step& step = steps[i];
-      if (step.kind != StepKind::kReduce) {
+      if (step.kind == StepKind::kWait || step.kind == StepKind::kSignal) {
         add("value - 1", [](Plan*, Step* step) { --step->value; });
       }
       if (step.kind == StepKind::kSignal) {
@@ -125,8 +134,8 @@ inline std::vector<Mutant> Alterations(const Plan& plan) {
       // The other neighbours may change places in a right plan.
       const bool ordered =
           i + 1 < steps.size() &&
-          ((step.kind == StepKind::kWait && steps[i + 1].kind == StepKind::kReduce) ||
-           (step.kind == StepKind::kReduce && steps[i + 1].kind == StepKind::kSignal));
+          ((step.kind == StepKind::kWait && TouchesPeers(plan, member, steps[i + 1])) ||
+           (TouchesPeers(plan, member, step) && steps[i + 1].kind == StepKind::kSignal));
       if (ordered) {
         add("after the next", [](Plan*, Step* step) { std::swap(step[0], step[1]); });
       }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/plans/verifier.h"
+#include "tests/core/plans/keys.h"
 
 namespace dfccl {
 namespace {
@@ -27,29 +28,22 @@ std::string Faults(const VerifierReport& report) {
   return text;
 }
 
-class ProvenPlanTest : public ::testing::TestWithParam<Algorithm> {};
-
-TEST_P(ProvenPlanTest, ForEveryGroupSize) {
+TEST(PlanTest, EveryPlanIsProvenForEveryGroupSize) {
   std::vector<int> sizes{31, 32, 33, 63, 64};
   for (int members = 1; members <= 16; ++members) sizes.push_back(members);
   for (const int members : sizes) {
-    for (const int chunks_per_member : {1, 2, 3, 5}) {
-      const Plan plan = PlanAllReduce(GetParam(), members, chunks_per_member);
-      EXPECT_EQ(plan.algorithm, GetParam());
+    for (const PlanKey& key : Keys(members, {1, 2, 3, 5})) {
+      const Plan plan = MakePlan(key);
+      EXPECT_TRUE(plan.key == key);
       EXPECT_EQ(plan.members, members);
-      const VerifierReport report = VerifyAllReduce(plan);
-      EXPECT_TRUE(report.ok()) << members << " members, " << chunks_per_member
-                               << " chunks per member:\n"
-                               << Faults(report);
+      const VerifierReport report = VerifyPlan(plan);
+      EXPECT_TRUE(report.ok()) << Text(key) << ":\n" << Faults(report);
       if (!plan.in_place) continue;
-      const VerifierReport in_place = VerifyAllReduce(plan, /*in_place=*/true);
-      EXPECT_TRUE(in_place.ok()) << members << " members, in place:\n" << Faults(in_place);
+      const VerifierReport in_place = VerifyPlan(plan, /*in_place=*/true);
+      EXPECT_TRUE(in_place.ok()) << Text(key) << ", in place:\n" << Faults(in_place);
     }
   }
 }
-
-INSTANTIATE_TEST_SUITE_P(Algorithms, ProvenPlanTest, ::testing::ValuesIn(kAlgorithms),
-                         [](const auto& info) { return AlgorithmName(info.param); });
 
 TEST(PlanTest, InPlace) {
   EXPECT_TRUE(PlanAllReduce(Algorithm::kDirectFlat, 8).in_place);
@@ -57,13 +51,13 @@ TEST(PlanTest, InPlace) {
   // A member's result is written while its source is still read by others.
   const Plan one_shot = PlanAllReduce(Algorithm::kDirectOneShot, 8);
   EXPECT_FALSE(one_shot.in_place);
-  EXPECT_FALSE(VerifyAllReduce(one_shot, /*in_place=*/true).ok());
+  EXPECT_FALSE(VerifyPlan(one_shot, /*in_place=*/true).ok());
 }
 
 TEST(PlanTest, LargerDirectPlansAreProven) {
   for (const Algorithm algorithm : kDirect) {
     for (const int members : {65, 255, 256}) {
-      const VerifierReport report = VerifyAllReduce(PlanAllReduce(algorithm, members));
+      const VerifierReport report = VerifyPlan(PlanAllReduce(algorithm, members));
       EXPECT_TRUE(report.ok()) << AlgorithmName(algorithm) << " " << members << ":\n"
                                << Faults(report);
     }
@@ -104,7 +98,9 @@ TEST(PlanTest, TheRingPipelinesItsShares) {
 
 TEST(PlanTest, AlgorithmsHaveNamesOfTheirOwn) {
   std::set<std::string> names;
-  for (const Algorithm algorithm : kAlgorithms) names.insert(AlgorithmName(algorithm));
+  for (int a = 0; a < kAlgorithmCount; ++a) {
+    names.insert(AlgorithmName(static_cast<Algorithm>(a)));
+  }
   EXPECT_EQ(names.size(), static_cast<size_t>(kAlgorithmCount));
 }
 
@@ -118,7 +114,7 @@ TEST(PlanTest, CachedPlansAreMadeOnce) {
     threads.emplace_back([&seen, thread] {
       for (const Algorithm algorithm : kAlgorithms) {
         for (int members = 1; members <= kMaxMembers; ++members) {
-          seen[thread].push_back(&CachedAllReducePlan(algorithm, members));
+          seen[thread].push_back(&CachedPlan({Kind::kAllReduce, algorithm, members}));
         }
       }
     });
@@ -130,9 +126,9 @@ TEST(PlanTest, CachedPlansAreMadeOnce) {
   size_t i = 0;
   for (const Algorithm algorithm : kAlgorithms) {
     for (int members = 1; members <= kMaxMembers; ++members) {
-      EXPECT_EQ(seen[0][i]->algorithm, algorithm);
+      EXPECT_EQ(seen[0][i]->key.algorithm, algorithm);
       EXPECT_EQ(seen[0][i]->members, members);
-      EXPECT_TRUE(VerifyAllReduce(*seen[0][i]).ok());
+      EXPECT_TRUE(VerifyPlan(*seen[0][i]).ok());
       ++i;
     }
   }

@@ -9,23 +9,24 @@
 #include <string>
 #include <vector>
 
+#include "tests/core/plans/keys.h"
 #include "tests/core/plans/mutation.h"
 
 namespace dfccl {
 namespace {
 
-std::string Text(const VerifierReport& report) {
+std::string Faults(const VerifierReport& report) {
   std::string text;
   for (const std::string& fault : report.faults) text += fault + "\n";
   return text;
 }
 
 void ExpectFault(const Plan& plan, const std::string& fault) {
-  const VerifierReport report = VerifyAllReduce(plan);
+  const VerifierReport report = VerifyPlan(plan);
   const bool found =
       std::any_of(report.faults.begin(), report.faults.end(),
                   [&](const std::string& text) { return text.find(fault) != std::string::npos; });
-  EXPECT_TRUE(found) << "no fault says: " << fault << "\nfaults:\n" << Text(report);
+  EXPECT_TRUE(found) << "no fault says: " << fault << "\nfaults:\n" << Faults(report);
 }
 
 std::vector<Step>& Steps(Plan* plan, int member) { return plan->member[member].steps; }
@@ -247,7 +248,7 @@ TEST_F(RingTest, WaitsInACircle) {
 TEST_F(RecursiveDoublingTest, ReusesScratchWhileItIsRead) {
   // With eight blocks there are two slots; every member uses the first for both.
   plan_ = PlanAllReduce(Algorithm::kRecursiveDoubling, 8);
-  for (BufferRef& ref : plan_.refs) ref.scratch_slot = 0;
+  for (BufferRef& ref : plan_.refs) ref.block = 0;
   ExpectFault(plan_, "writes chunk 0 of member 0's scratch 0 while it may be read by member 2");
 }
 
@@ -293,46 +294,38 @@ TEST(VerifierTest, RefusesWhatIsNoPlan) {
   ExpectFault(plan, "member 1, step 3 (wait for member 3 to reach 2): no such member");
   plan = right;
   plan.member[1].steps[kReduceAll].source_end = 100;
-  ExpectFault(plan, "member 1, step 1 (reduce chunks [0, 1)): has no source or no destination");
+  ExpectFault(
+      plan,
+      "member 1, step 1 (reduce chunks [0, 1)): has no destination, or refs that the plan lacks");
   plan = right;
-  plan.member[1].steps[0].kind = static_cast<StepKind>(3);
+  plan.member[1].steps[0].kind = static_cast<StepKind>(4);
   ExpectFault(plan, "member 1, step 0: of no known kind");
 }
 
 TEST(VerifierTest, ListsABoundedNumberOfFaults) {
   Plan plan = PlanAllReduce(Algorithm::kDirectTwoShot, 16);
   for (int member = 0; member < plan.members; ++member) Delete(&plan, member, kWaitArrived);
-  const VerifierReport report = VerifyAllReduce(plan);
+  const VerifierReport report = VerifyPlan(plan);
   EXPECT_LT(report.faults.size(), 50u);
   EXPECT_NE(report.faults.back().find("more faults"), std::string::npos) << report.faults.back();
 }
 
 // A plan that still holds after losing something had a step too many.
 TEST(MutationTest, EveryDeletionIsRejected) {
-  for (int a = 0; a < kAlgorithmCount; ++a) {
-    const auto algorithm = static_cast<Algorithm>(a);
-    for (int members = 1; members <= 9; ++members) {
-      for (const int chunks_per_member : {1, 2}) {
-        const Plan plan = PlanAllReduce(algorithm, members, chunks_per_member);
-        for (const Mutant& mutant : Deletions(plan)) {
-          EXPECT_FALSE(VerifyAllReduce(mutant.plan).ok())
-              << AlgorithmName(algorithm) << ", " << members << " members: " << mutant.name;
-        }
+  for (int members = 1; members <= 9; ++members) {
+    for (const PlanKey& key : Keys(members, {1, 2})) {
+      for (const Mutant& mutant : Deletions(MakePlan(key))) {
+        EXPECT_FALSE(VerifyPlan(mutant.plan).ok()) << Text(key) << ": " << mutant.name;
       }
     }
   }
 }
 
 TEST(MutationTest, EveryAlterationIsRejected) {
-  for (int a = 0; a < kAlgorithmCount; ++a) {
-    const auto algorithm = static_cast<Algorithm>(a);
-    for (int members = 2; members <= 6; ++members) {
-      for (const int chunks_per_member : {1, 2}) {
-        const Plan plan = PlanAllReduce(algorithm, members, chunks_per_member);
-        for (const Mutant& mutant : Alterations(plan)) {
-          EXPECT_FALSE(VerifyAllReduce(mutant.plan).ok())
-              << AlgorithmName(algorithm) << ", " << members << " members: " << mutant.name;
-        }
+  for (int members = 2; members <= 6; ++members) {
+    for (const PlanKey& key : Keys(members, {1, 2})) {
+      for (const Mutant& mutant : Alterations(MakePlan(key))) {
+        EXPECT_FALSE(VerifyPlan(mutant.plan).ok()) << Text(key) << ": " << mutant.name;
       }
     }
   }

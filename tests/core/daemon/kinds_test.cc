@@ -1,0 +1,576 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every kind of collective: values for groups, sizes and types, in any order of
+// submission; members that need not wait for each other; ragged exchanges.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "core/runtime.h"
+#include "tests/core/daemon/harness.h"
+
+namespace dfccl {
+namespace testing {
+namespace {
+
+constexpr int64_t kZero = -1;  // in lists of values: an element of zero bytes
+
+// An element that stands for `value`: a number where it is folded, else bytes that
+// are no valid bool and differ in every byte of the element.
+void Encode(const Signature& signature, int64_t value, char* element) {
+  const int64_t size = DTypeSize(signature.dtype);
+  std::memset(element, 0, size);
+  if (value == kZero) return;
+  if (!Folds(signature.kind)) {
+    for (int64_t i = 0; i < size; ++i) element[i] = static_cast<char>(value * 7 + i * 29 + 3);
+    return;
+  }
+  const auto number = static_cast<float>(value);
+  uint32_t bits;
+  std::memcpy(&bits, &number, sizeof(bits));
+  switch (signature.dtype) {
+    case DType::kBool:
+      element[0] = static_cast<char>(value % 2);
+      return;
+    case DType::kS32:
+      std::memcpy(element, &value, size);  // little-endian
+      return;
+    case DType::kF32:
+      std::memcpy(element, &bits, size);
+      return;
+    case DType::kBF16:
+      bits >>= 16;
+      std::memcpy(element, &bits, size);
+      return;
+    default:
+      FAIL() << "no numbers of type " << DTypeName(signature.dtype);
+  }
+}
+
+int64_t Fold(const Signature& signature, int64_t a, int64_t b) {
+  switch (signature.op) {
+    case ReduceOp::kSum:
+      return a + b;
+    case ReduceOp::kMax:
+      return std::max(a, b);
+    case ReduceOp::kXor:
+      return a ^ b;
+    default:
+      ADD_FAILURE() << "no fold for " << ReduceOpName(signature.op);
+      return 0;
+  }
+}
+
+struct Call {
+  const Group* group = nullptr;
+  uint64_t number = 0;
+  Signature signature;
+
+  int members() const { return group->size(); }
+  int64_t Source(int member, int64_t block, int64_t i) const {
+    return static_cast<int64_t>(Value(group->members[member], block * signature.count + i, number));
+  }
+  int64_t Folded(int end, int64_t block, int64_t i) const {
+    int64_t value = Source(0, block, i);
+    for (int p = 1; p < end; ++p) value = Fold(signature, value, Source(p, block, i));
+    return value;
+  }
+  // Element i of a block of a member's result.
+  int64_t Expected(int member, int64_t block, int64_t i) const {
+    const int p = static_cast<int>(block);
+    const bool is_root = member == signature.root;
+    switch (signature.kind) {
+      case Kind::kAllReduce:
+        return Folded(members(), 0, i);
+      case Kind::kAllGather:
+        return Source(p, 0, i);
+      case Kind::kReduceScatter:
+        return Folded(members(), member, i);
+      case Kind::kAllToAll:
+        return Source(p, member, i);
+      case Kind::kPermute:
+        for (const auto& [from, to] : signature.pairs->list) {
+          if (to == member) return Source(from, 0, i);
+        }
+        return kZero;
+      case Kind::kBroadcast:
+        return Source(signature.root, 0, i);
+      case Kind::kReduce:
+        return is_root ? Folded(members(), 0, i) : kZero;
+      case Kind::kGather:
+        return is_root ? Source(p, 0, i) : kZero;
+      case Kind::kScatter:
+        return Source(signature.root, member, i);
+      case Kind::kScan:
+        return Folded(member + 1, 0, i);
+      case Kind::kExscan:
+        return member == 0 ? kZero : Folded(member, 0, i);
+      case Kind::kBarrier:
+        return Source(member, 0, i);
+      case Kind::kRaggedAllToAll:
+        break;
+    }
+    return kZero;
+  }
+};
+
+class KindPart {
+ public:
+  KindPart(const Call& call, int member)
+      : call_(call),
+        member_(member),
+        size_(DTypeSize(call.signature.dtype)),
+        source_(Bytes(SourceBlocks(call.signature.kind, call.members()))),
+        result_(Bytes(ResultBlocks(call.signature.kind, call.members())), '\x5a') {
+    for (size_t i = 0; i < source_.size() / size_; ++i) {
+      const int64_t block = static_cast<int64_t>(i) / call.signature.count;
+      Encode(call.signature, call.Source(member, block, i % call.signature.count),
+             &source_[i * size_]);
+    }
+  }
+
+  void Submit(bool staged_and_owned = false) {
+    Submission submission;
+    submission.device = call_.group->members[member_];
+    submission.group = call_.group;
+    submission.member = member_;
+    submission.id = {call_.number * 0x9e3779b97f4a7c15u, call_.number};
+    submission.signature = call_.signature;
+    submission.source = source_.data();
+    submission.result = staged_and_owned ? nullptr : result_.data();
+    submission.stage_source = staged_and_owned;
+    owned_ = staged_and_owned;
+    operation_ = Runtime::Get().Submit(submission);
+    if (staged_and_owned) std::fill(source_.begin(), source_.end(), '\x77');
+  }
+
+  bool Finished() const {
+    Status status;
+    return Runtime::Get().Finished(operation_, &status);
+  }
+
+  // Waits, takes the result, and returns the outcome.
+  Status Await() {
+    Status status;
+    const auto limit = std::chrono::steady_clock::now() + kLimit;
+    while (!Runtime::Get().Finished(operation_, &status)) {
+      if (std::chrono::steady_clock::now() > limit) {
+        ADD_FAILURE() << Text() << " hangs";
+        std::abort();  // its buffers are still in use
+      }
+      std::this_thread::yield();
+    }
+    if (owned_ && status.ok()) {
+      Runtime::Get().Collect(operation_, result_.data());
+    } else {
+      Runtime::Get().Release(operation_);
+    }
+    return status;
+  }
+
+  void AwaitValues() {
+    const Status status = Await();
+    ASSERT_TRUE(status.ok()) << status.message();
+    char expected[16];
+    for (size_t i = 0; i < result_.size() / size_; ++i) {
+      const int64_t block = static_cast<int64_t>(i) / call_.signature.count;
+      Encode(call_.signature, call_.Expected(member_, block, i % call_.signature.count), expected);
+      ASSERT_EQ(std::memcmp(&result_[i * size_], expected, size_), 0)
+          << Text() << ", element " << i;
+    }
+  }
+
+  std::string Text() const {
+    return std::string(KindName(call_.signature.kind)) + " of " +
+           std::to_string(call_.signature.count) + " " + DTypeName(call_.signature.dtype) +
+           ", member " + std::to_string(member_) + " of " + std::to_string(call_.members()) +
+           ", root " + std::to_string(call_.signature.root);
+  }
+
+ private:
+  size_t Bytes(int64_t blocks) const { return blocks * call_.signature.count * size_; }
+
+  const Call call_;
+  const int member_;
+  const int64_t size_;
+  std::vector<char> source_;
+  std::vector<char> result_;
+  bool owned_ = false;
+  Operation* operation_ = nullptr;
+};
+
+using KindParts = std::vector<std::unique_ptr<KindPart>>;
+
+class KindsTest : public RuntimeTest {
+ protected:
+  static Call Make(Kind kind, const std::vector<int64_t>& devices, int64_t count,
+                   std::mt19937* random) {
+    static std::atomic<uint64_t> next{1};
+    Call call;
+    call.group = Runtime::Get().InternGroup(devices);
+    call.number = next++;
+    call.signature.kind = kind;
+    call.signature.count = count;
+    const int n = call.members();
+    if (HasRoot(kind)) call.signature.root = static_cast<int>((*random)() % n);
+    if (kind == Kind::kPermute) {
+      std::vector<int> targets(n);
+      for (int i = 0; i < n; ++i) targets[i] = i;
+      std::shuffle(targets.begin(), targets.end(), *random);
+      std::vector<std::pair<int, int>> pairs;
+      for (int i = 0; i < n; ++i) {
+        if ((*random)() % 4 != 0) pairs.emplace_back(i, targets[i]);
+      }
+      call.signature.pairs = InternPairs(pairs);
+    }
+    if (Folds(kind)) {
+      const std::pair<DType, ReduceOp> folds[] = {{DType::kF32, ReduceOp::kSum},
+                                                  {DType::kS32, ReduceOp::kSum},
+                                                  {DType::kBF16, ReduceOp::kMax},
+                                                  {DType::kBool, ReduceOp::kXor}};
+      std::tie(call.signature.dtype, call.signature.op) = folds[(*random)() % 4];
+    } else {
+      const DType types[] = {DType::kBool, DType::kF8E5M2, DType::kBF16,
+                             DType::kF32,  DType::kS64,    DType::kC128};
+      call.signature.dtype = types[(*random)() % 6];
+    }
+    return call;
+  }
+
+  static KindParts Parts(const Call& call) {
+    KindParts parts;
+    for (int i = 0; i < call.members(); ++i) parts.push_back(std::make_unique<KindPart>(call, i));
+    return parts;
+  }
+
+  static const std::vector<Kind>& Kinds() {
+    static const std::vector<Kind> kinds = [] {
+      std::vector<Kind> list;
+      for (int k = 0; k < kKindCount; ++k) {
+        if (static_cast<Kind>(k) != Kind::kRaggedAllToAll) list.push_back(static_cast<Kind>(k));
+      }
+      return list;
+    }();
+    return kinds;
+  }
+};
+
+TEST_F(KindsTest, ValuesFromOneThreadInAnyOrder) {
+  std::mt19937 random(1);
+  for (Kind kind : Kinds()) {
+    for (int members : {1, 2, 3, 5, 8, 16}) {
+      for (int64_t count : {0, 1, 7, 1000, 100003}) {
+        // Large messages of n blocks on n members take their time.
+        if (members > 5 && count > 1000) count = members > 8 ? 3001 : 20011;
+        for (int round = 0; round < 3; ++round) {
+          KindParts parts = Parts(Make(kind, Devices(members), count, &random));
+          if (round > 0) std::shuffle(parts.begin(), parts.end(), random);
+          for (auto& part : parts) part->Submit(/*staged_and_owned=*/round == 2);
+          for (auto& part : parts) part->AwaitValues();
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(KindsTest, ValuesWithAThreadForEachMember) {
+  std::mt19937 random(2);
+  for (Kind kind : Kinds()) {
+    for (int members : {2, 5, 8}) {
+      for (int64_t count : {1, 1000, 50021}) {
+        KindParts parts = Parts(Make(kind, Devices(members), count, &random));
+        std::vector<std::thread> threads;
+        for (auto& part : parts) {
+          threads.emplace_back([&part] {
+            part->Submit();
+            part->AwaitValues();
+          });
+        }
+        for (std::thread& thread : threads) thread.join();
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+// Collectives of all kinds over random groups, in an order of its own on every
+// device, all started before the first is awaited.
+TEST_F(KindsTest, MixedKindsInDisorder) {
+  constexpr int kDevices = 10;
+  std::mt19937 random(3);
+  for (int round = 0; round < 6; ++round) {
+    std::vector<KindParts> parts(kDevices);
+    for (int i = 0; i < 300; ++i) {
+      std::vector<int64_t> devices = Devices(kDevices);
+      std::shuffle(devices.begin(), devices.end(), random);
+      devices.resize(1 + random() % 6);
+      const Call call = Make(Kinds()[random() % Kinds().size()], devices,
+                             random() % 40 == 0 ? 20'000 : random() % 64, &random);
+      for (int m = 0; m < call.members(); ++m) {
+        parts[devices[m]].push_back(std::make_unique<KindPart>(call, m));
+      }
+    }
+    std::vector<std::thread> threads;
+    for (KindParts& own : parts) {
+      std::shuffle(own.begin(), own.end(), random);
+      threads.emplace_back([&own] {
+        for (auto& part : own) part->Submit();
+        for (auto& part : own) part->AwaitValues();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    if (HasFatalFailure()) return;
+  }
+  const DeviceCounters counters = Sum(Runtime::Get().Report());
+  EXPECT_EQ(counters.submitted, counters.completed);
+  EXPECT_GT(counters.preemptions, 0u);
+}
+
+// Members finish as soon as those have come whom they need, not before, and
+// whatever the size.
+TEST_F(KindsTest, NobodyWaitsForWhomItDoesNotNeed) {
+  std::mt19937 random(4);
+  for (Kind kind : Kinds()) {
+    for (int64_t count : {5, 60'000}) {
+      const Call call = Make(kind, Devices(6), count, &random);
+      KindParts parts = Parts(call);
+      std::vector<int> order = {0, 1, 2, 3, 4, 5};
+      std::shuffle(order.begin(), order.end(), random);
+      std::vector<bool> arrived(6);
+      for (int member : order) {
+        parts[member]->Submit();
+        arrived[member] = true;
+        for (int i = 0; i < 6; ++i) {
+          if (!arrived[i]) continue;
+          bool served = true;
+          for (int peer = 0; peer < 6; ++peer) {
+            served = served && (arrived[peer] || !Needs(call.signature, 6, i, peer));
+          }
+          const auto limit = std::chrono::steady_clock::now() + kLimit;
+          while (served && !parts[i]->Finished()) {
+            ASSERT_LT(std::chrono::steady_clock::now(), limit) << parts[i]->Text();
+            std::this_thread::yield();
+          }
+          ASSERT_EQ(parts[i]->Finished(), served) << parts[i]->Text();
+        }
+      }
+      for (auto& part : parts) part->AwaitValues();
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// A member that has what it needs is not late, and does not wait in a report.
+TEST_F(KindsTest, AMemberThatHasFinishedIsOutOfTheGame) {
+  const Group* group = Runtime::Get().InternGroup(Devices(3));
+  Call call{group, 1u << 20, {}};
+  call.signature = {Kind::kBroadcast, ReduceOp::kSum, DType::kF32, 9, 0, nullptr};
+  KindParts parts = Parts(call);
+  parts[1]->Submit();
+  FlightReport report = Runtime::Get().Report();
+  ASSERT_EQ(report.in_flight.size(), 1u);
+  EXPECT_EQ(report.in_flight[0].operation, "broadcast");
+  EXPECT_EQ(report.in_flight[0].absent, std::vector<int64_t>{0});
+  parts[0]->Submit();
+  parts[1]->AwaitValues();
+  report = Runtime::Get().Report();
+  ASSERT_EQ(report.in_flight.size(), 1u);
+  EXPECT_EQ(report.in_flight[0].device, 0);
+  EXPECT_EQ(report.in_flight[0].absent, std::vector<int64_t>{2});
+  // Its launch ends with an error, but its part was done: the others go on.
+  Runtime::Get().Abandon(1, 0, 0, Status(StatusCode::kAborted, "late"));
+  parts[2]->Submit();
+  parts[0]->AwaitValues();
+  parts[2]->AwaitValues();
+}
+
+// Two devices have done all that the instance wants of them when the launch of the
+// third fails: nobody is left to end it but who fails it.
+TEST_F(KindsTest, AnInstanceWithoutUnfinishedMembersCanFail) {
+  Call call{Runtime::Get().InternGroup(Devices(3)), 1u << 22, {}};
+  call.signature = {Kind::kPermute, ReduceOp::kSum, DType::kF32, 9, 0, InternPairs({{0, 1}})};
+  KindParts parts = Parts(call);
+  for (int i : {0, 1}) parts[i]->Submit();
+  for (int i : {0, 1}) parts[i]->AwaitValues();
+  Runtime::Get().Abandon(2, 0, 0, Status(StatusCode::kAborted, "planted"));
+  parts[2]->Submit();
+  const Status status = parts[2]->Await();
+  EXPECT_NE(status.message().find("planted"), std::string::npos) << status.message();
+}
+
+TEST_F(KindsTest, AMismatchIsFoundWhenOthersHaveFinished) {
+  const Group* group = Runtime::Get().InternGroup(Devices(3));
+  Call call{group, 1u << 21, {}};
+  call.signature = {
+      Kind::kPermute, ReduceOp::kSum, DType::kF32, 9, 0, InternPairs({{0, 1}, {2, 2}})};
+  KindParts parts = Parts(call);
+  parts[0]->Submit();
+  parts[1]->Submit();
+  parts[0]->AwaitValues();
+  parts[1]->AwaitValues();
+  Call other = call;
+  other.signature.pairs = InternPairs({{0, 1}});
+  KindPart wrong(other, 2);
+  wrong.Submit();
+  const Status status = wrong.Await();
+  EXPECT_EQ(status.code(), StatusCode::kMismatch);
+  EXPECT_NE(status.message().find("pairs [(0, 1), (2, 2)]"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("pairs [(0, 1)]."), std::string::npos) << status.message();
+  EXPECT_TRUE(Runtime::Get().Report().in_flight.empty());
+}
+
+// Sizes by chance, in rows of three elements.
+class RaggedTest : public RuntimeTest {
+ protected:
+  struct Member {
+    RaggedPart part;
+    std::vector<int32_t> source, result, initial, expected;
+    Operation* operation = nullptr;
+  };
+  static constexpr int64_t kRow = 3;
+
+  void Draw(int n, int most, std::mt19937* random) {
+    members_ = std::vector<Member>(n);
+    std::vector<std::vector<int64_t>> sizes(n, std::vector<int64_t>(n));
+    for (auto& row : sizes) {
+      for (int64_t& size : row) size = (*random)() % 3 == 0 ? 0 : (*random)() % (most + 1);
+    }
+    for (int r = 0; r < n; ++r) {
+      RaggedPart& part = members_[r].part;
+      part.send_sizes = sizes[r];
+      int64_t input = (*random)() % 3;
+      for (int p = 0; p < n; ++p) {
+        part.input_offsets.push_back(input);
+        input += sizes[r][p] + (*random)() % 2;
+        part.recv_sizes.push_back(sizes[p][r]);
+        part.output_offsets.push_back(0);
+      }
+      part.source_rows = input;
+    }
+    for (int r = 0; r < n; ++r) {
+      int64_t output = 1;
+      for (int p = n - 1; p >= 0; --p) {
+        members_[p].part.output_offsets[r] = output;
+        output += sizes[p][r];
+      }
+      Member& member = members_[r];
+      member.part.result_rows = output + 2;
+      for (int64_t i = 0; i < member.part.source_rows * kRow; ++i) {
+        member.source.push_back(static_cast<int32_t>(1'000'000 * (r + 1) + i));
+      }
+      for (int64_t i = 0; i < member.part.result_rows * kRow; ++i) {
+        member.initial.push_back(static_cast<int32_t>(-1 - i));
+      }
+      member.result.assign(member.initial.size(), 77);
+      member.part.initial = member.initial.data();
+    }
+    for (Member& to : members_) {
+      const auto r = &to - members_.data();
+      to.expected = to.initial;
+      for (Member& from : members_) {
+        std::copy_n(from.source.begin() + from.part.input_offsets[r] * kRow,
+                    from.part.send_sizes[r] * kRow,
+                    to.expected.begin() + from.part.output_offsets[r] * kRow);
+      }
+    }
+  }
+
+  void Submit() {
+    static uint64_t number = uint64_t{1} << 50;
+    ++number;
+    const int n = static_cast<int>(members_.size());
+    const Group* group = Runtime::Get().InternGroup(Devices(n));
+    for (int r = 0; r < n; ++r) {
+      Submission submission;
+      submission.device = r;
+      submission.group = group;
+      submission.member = r;
+      submission.id = {number, number};
+      submission.signature = {Kind::kRaggedAllToAll, ReduceOp::kSum, DType::kS32, kRow, 0, nullptr};
+      submission.source = members_[r].source.data();
+      submission.result = members_[r].result.data();
+      RaggedPart part = members_[r].part;
+      submission.ragged = &part;
+      members_[r].operation = Runtime::Get().Submit(submission);
+    }
+  }
+
+  Status Await(Member* member) {
+    Status status;
+    const auto limit = std::chrono::steady_clock::now() + kLimit;
+    while (!Runtime::Get().Finished(member->operation, &status)) {
+      if (std::chrono::steady_clock::now() > limit) std::abort();  // its buffers are in use
+      std::this_thread::yield();
+    }
+    Runtime::Get().Release(member->operation);
+    return status;
+  }
+
+  void ExpectFault(const std::string& fault) {
+    Submit();
+    for (Member& member : members_) {
+      const Status status = Await(&member);
+      EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+      EXPECT_EQ(status.message(), "ragged_all_to_all: " + fault);
+    }
+  }
+
+  std::vector<Member> members_;
+};
+
+TEST_F(RaggedTest, Values) {
+  std::mt19937 random(5);
+  for (int n : {1, 2, 3, 8}) {
+    for (int most : {0, 1, 5, 5000}) {
+      for (int round = 0; round < 5; ++round) {
+        Draw(n, most, &random);
+        Submit();
+        for (Member& member : members_) {
+          const Status status = Await(&member);
+          ASSERT_TRUE(status.ok()) << status.message();
+          ASSERT_EQ(member.result, member.expected);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(RaggedTest, WhatDoesNotFitIsAnErrorOnAllMembers) {
+  std::mt19937 random(6);
+  const auto draw = [&] {
+    do Draw(3, 4, &random);
+    while (members_[2].part.send_sizes[1] != 4);
+  };
+  const auto text = [](int64_t value) { return std::to_string(value); };
+  draw();
+  members_[1].part.recv_sizes[2] = 3;
+  ExpectFault("device 2 sends 4 rows to device 1, whose recv_sizes has 3 for them");
+  draw();
+  members_[2].part.send_sizes[1] = members_[1].part.recv_sizes[2] = -1;
+  ExpectFault("device 2 sends -1 rows to device 1");
+  for (const int64_t offset : {int64_t{-1}, int64_t{1000}, INT64_MAX}) {
+    draw();
+    members_[2].part.input_offsets[1] = offset;
+    ExpectFault("device 2 sends 4 rows to device 1 from row " + text(offset) +
+                " of its operand, which has " + text(members_[2].part.source_rows) + " rows");
+    draw();
+    members_[2].part.output_offsets[1] = offset;
+    ExpectFault("device 2 sends 4 rows to device 1, to row " + text(offset) +
+                " of its output, which has " + text(members_[1].part.result_rows) + " rows");
+  }
+}
+
+}  // namespace
+}  // namespace testing
+}  // namespace dfccl

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plans that are tested.
+#ifndef DFCCL_TESTS_CORE_PLANS_KEYS_H_
+#define DFCCL_TESTS_CORE_PLANS_KEYS_H_
+
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/plans/plan.h"
+
+namespace dfccl {
+
+inline Plan PlanAllReduce(Algorithm algorithm, int members, int chunks_per_member = 1) {
+  return MakePlan({Kind::kAllReduce, algorithm, members, 0, nullptr, chunks_per_member});
+}
+
+// A shift, a shift that lacks members, exchanges beside members that keep theirs,
+// one pair, and none.
+inline std::set<const Pairs*> SomePairs(int members) {
+  std::vector<std::pair<int, int>> shift, open, exchange;
+  for (int r = 0; r < members; ++r) {
+    shift.emplace_back(r, (r + 1) % members);
+    if (r % 3 != 1) open.emplace_back(r, (r + 2) % members);
+    const int partner = r % 3 == 2 || (r % 3 == 0 && r + 1 == members) ? r
+                        : r % 3 == 0                                   ? r + 1
+                                                                       : r - 1;
+    exchange.emplace_back(r, partner);
+  }
+  return {InternPairs(shift), InternPairs(open), InternPairs(exchange),
+          InternPairs({{members - 1, 0}}), InternPairs({})};
+}
+
+// Every kind and algorithm for so many members, with some roots and pairs.
+inline std::vector<PlanKey> Keys(int members, const std::vector<int>& chunks_per_member) {
+  std::vector<PlanKey> keys;
+  for (int k = 0; k < kKindCount; ++k) {
+    const auto kind = static_cast<Kind>(k);
+    for (int a = 0; a < kAlgorithmCount; ++a) {
+      const auto algorithm = static_cast<Algorithm>(a);
+      if (!HasPlans(kind, algorithm)) continue;
+      const bool pipelined = algorithm == Algorithm::kRing || algorithm == Algorithm::kChain;
+      std::set<int> roots{0};
+      if (HasRoot(kind)) roots.insert({members / 2, members - 1});
+      std::set<const Pairs*> pairs{nullptr};
+      if (kind == Kind::kPermute) pairs = SomePairs(members);
+      for (const int chunks : pipelined ? chunks_per_member : std::vector<int>{1}) {
+        for (const int root : roots) {
+          for (const Pairs* each : pairs) {
+            keys.push_back({kind, algorithm, members, root, each, chunks});
+          }
+        }
+      }
+    }
+  }
+  return keys;
+}
+
+inline std::string Text(const PlanKey& key) {
+  std::string text = std::string(KindName(key.kind)) + ", " + AlgorithmName(key.algorithm) + ", " +
+                     std::to_string(key.members) + " members, root " + std::to_string(key.root) +
+                     ", " + std::to_string(key.chunks_per_member) + " chunks per member";
+  if (key.pairs == nullptr) return text;
+  text += ", pairs";
+  for (const auto& [from, to] : key.pairs->list) {
+    text += " " + std::to_string(from) + ">" + std::to_string(to);
+  }
+  return text;
+}
+
+}  // namespace dfccl
+
+#endif  // DFCCL_TESTS_CORE_PLANS_KEYS_H_
