@@ -68,7 +68,7 @@ class Daemon::Machine {
   int64_t Count(const Step& step) const {
     if (record_.signature.kind != Kind::kRaggedAllToAll) return record_.signature.count;
     const BufferRef& source = operation_.fixed.list.refs[step.source_begin];
-    return slot_.ragged.recv_sizes[source.member] * record_.signature.count;
+    return slot_.ragged->recv_sizes[source.member] * record_.signature.count;
   }
 
   bool Reduce(const Step& step, int64_t begin, int64_t end) {
@@ -81,11 +81,11 @@ class Daemon::Machine {
     for (uint32_t i = step.source_begin; i < step.source_end; ++i) {
       sources.push_back({Address(refs[i], begin), refs[i].kind == BufferKind::kScratch});
     }
-    bool cached = false;  // a destination was just read
+    bool cached = false;  // a destination was just read, or is read soon
     for (uint32_t i = step.destination_begin; i < step.destination_end; ++i) {
       destinations.push_back({Address(refs[i], begin), refs[i].kind == BufferKind::kScratch});
       const Slot& slot = record_.slots()[refs[i].member];
-      cached |= slot.source == slot.result;
+      cached |= slot.source == slot.result || refs[i].kind == BufferKind::kScratch;
     }
     if (sources.empty()) {
       const int64_t bytes = (end - begin) * DTypeSize(record_.signature.dtype);
@@ -161,8 +161,8 @@ class Daemon::Machine {
 
   // What is wrong with the rows that a peer sends to this member; "": nothing.
   std::string Fault(int peer) const {
-    const RaggedSlot& to = slot_.ragged;
-    const RaggedSlot& from = record_.slots()[peer].ragged;
+    const RaggedSlot& to = *slot_.ragged;
+    const RaggedSlot& from = *record_.slots()[peer].ragged;
     const int self = operation_.member;
     const int64_t rows = from.send_sizes[self];
     const auto device = [this](int member) {
@@ -204,11 +204,11 @@ class Daemon::Machine {
     int64_t row = ref.block;  // of `count` elements
     switch (ref.kind) {
       case BufferKind::kSource:
-        if (ragged) row = slot.ragged.input_offsets[ref.block];
+        if (ragged) row = slot.ragged->input_offsets[ref.block];
         return static_cast<char*>(const_cast<void*>(slot.source)) +
                (row * signature.count + element) * DTypeSize(signature.dtype);
       case BufferKind::kResult:
-        if (ragged) row = record_.slots()[ref.block].ragged.output_offsets[ref.member];
+        if (ragged) row = record_.slots()[ref.block].ragged->output_offsets[ref.member];
         return static_cast<char*>(slot.result) +
                (row * signature.count + element) * DTypeSize(signature.dtype);
       case BufferKind::kScratch:

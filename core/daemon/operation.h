@@ -69,7 +69,7 @@ struct alignas(kCacheLine) Operation : WakeNode, OrderNode {
   void* staged_source = nullptr;
   void* owned_result = nullptr;
   void* scratch = nullptr;
-  void* ragged = nullptr;  // the index arrays
+  void* ragged = nullptr;  // RaggedSlot and its arrays
 
   // For the flight record.
   OperationInfo info;

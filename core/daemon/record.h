@@ -31,12 +31,12 @@ namespace dfccl {
 
 // A member's part of a ragged exchange.
 struct RaggedSlot {
-  const int64_t* input_offsets = nullptr;  // these four: an entry for each member
-  const int64_t* send_sizes = nullptr;
-  const int64_t* output_offsets = nullptr;
-  const int64_t* recv_sizes = nullptr;
-  int64_t source_rows = 0;
-  int64_t result_rows = 0;
+  const int64_t* input_offsets;  // these four: an entry for each member
+  const int64_t* send_sizes;
+  const int64_t* output_offsets;
+  const int64_t* recv_sizes;
+  int64_t source_rows;
+  int64_t result_rows;
 };
 
 // One member's place in a record.
@@ -48,7 +48,7 @@ struct alignas(kCacheLine) Slot {
   Operation* operation = nullptr;  // nullptr: has not arrived
   uint64_t generation = 0;         // of the operation
   OperationInfo info;
-  RaggedSlot ragged;
+  const RaggedSlot* ragged = nullptr;
 
   // 1 while the member is in a data step. Written by the member; read by the
   // members of a failed record (see Record::Quiet).
@@ -171,7 +171,7 @@ class RecordTable {
     const void* source;
     void* result;
     void* scratch;
-    RaggedSlot ragged;
+    const RaggedSlot* ragged;
   };
   Arrival Join(const Member& member, const Shape& shape, Operation* operation, Status* status);
 

@@ -10,6 +10,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <thread>
 #include <unordered_set>
@@ -162,7 +163,7 @@ class RuntimeImpl : public Runtime {
   uint64_t Sum(uint64_t (Daemon::*count)() const);
   Shape ShapeOf(const Submission& submission) const;
   Algorithm AlgorithmFor(Kind kind, int64_t bytes, int members) const;
-  RaggedSlot TakeRagged(const RaggedPart& part, Operation* operation, void* result);
+  const RaggedSlot* TakeRagged(const RaggedPart& part, Operation* operation, void* result);
   void Enter(Operation* operation, const Submission& submission);
 
   const RuntimeOptions options_;
@@ -299,22 +300,23 @@ Operation* RuntimeImpl::Submit(const Submission& submission) {
 }
 
 // Copies what a ragged exchange needs beside its source, and fills its result.
-RaggedSlot RuntimeImpl::TakeRagged(const RaggedPart& part, Operation* operation, void* result) {
+const RaggedSlot* RuntimeImpl::TakeRagged(const RaggedPart& part, Operation* operation,
+                                          void* result) {
   const size_t entries = operation->group->members.size();
-  auto* index = static_cast<int64_t*>(buffers_.Allocate(4 * entries * sizeof(int64_t)));
-  operation->ragged = index;
+  operation->ragged = buffers_.Allocate(sizeof(RaggedSlot) + 4 * entries * sizeof(int64_t));
+  auto* slot = new (operation->ragged) RaggedSlot;
+  auto* index = reinterpret_cast<int64_t*>(slot + 1);
   const auto take = [&](const std::vector<int64_t>& values) -> const int64_t* {
     int64_t* begin = index;
     index = std::copy_n(values.begin(), entries, begin);
     return begin;
   };
-  RaggedSlot slot;
-  slot.input_offsets = take(part.input_offsets);
-  slot.send_sizes = take(part.send_sizes);
-  slot.output_offsets = take(part.output_offsets);
-  slot.recv_sizes = take(part.recv_sizes);
-  slot.source_rows = part.source_rows;
-  slot.result_rows = part.result_rows;
+  slot->input_offsets = take(part.input_offsets);
+  slot->send_sizes = take(part.send_sizes);
+  slot->output_offsets = take(part.output_offsets);
+  slot->recv_sizes = take(part.recv_sizes);
+  slot->source_rows = part.source_rows;
+  slot->result_rows = part.result_rows;
   if (part.initial != result && operation->result_bytes > 0) {
     std::memcpy(result, part.initial, operation->result_bytes);
   }
@@ -360,7 +362,7 @@ void RuntimeImpl::Enter(Operation* operation, const Submission& submission) {
   if (shape.result_bytes >= kHugePagesBytes && result != source) {
     AdviseHugePages(result, shape.result_bytes);
   }
-  RaggedSlot ragged;
+  const RaggedSlot* ragged = nullptr;
   if (submission.ragged != nullptr) ragged = TakeRagged(*submission.ragged, operation, result);
   const uint32_t scratch_slots = shape.chosen.plan->scratch_slots;
   if (scratch_slots > 0 && signature.count > 0) {

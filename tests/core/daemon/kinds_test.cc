@@ -395,6 +395,56 @@ TEST_F(KindsTest, AMemberThatHasFinishedIsOutOfTheGame) {
   parts[2]->AwaitValues();
 }
 
+TEST_F(KindsTest, AGroupThatIsTooLargeIsAnError) {
+  std::mt19937 random(7);
+  for (auto& part : Parts(Make(Kind::kAllGather, Devices(300), 1, &random))) {
+    part->Submit();
+    const Status status = part->Await();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(status.message(), "all_gather: groups of 300 members are more than it can serve");
+  }
+}
+
+TEST_F(KindsTest, NobodyIsLateForThoseWhoHaveFinished) {
+  RuntimeOptions options;
+  options.timeout_ns = 50'000'000;
+  Start(options);
+  Call call{Runtime::Get().InternGroup(Devices(3)), 1u << 23, {}};
+  call.signature = {Kind::kPermute, ReduceOp::kSum, DType::kF32, 9, 0, InternPairs({{0, 1}})};
+  KindParts parts = Parts(call);
+  for (int i : {0, 1}) parts[i]->Submit();
+  for (int i : {0, 1}) parts[i]->AwaitValues();
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  parts[2]->Submit();
+  parts[2]->AwaitValues();
+}
+
+// Device 1 waits for the root, device 0, in a broadcast that device 2 has not come
+// to, because it waits for device 1 in another one.
+TEST_F(KindsTest, WhoIsNotNeededMakesNoCycle) {
+  for (Kind kind : {Kind::kBroadcast, Kind::kAllReduce}) {
+    const Instance first = RuntimeTest::Make({0, 1, 2}, 4), second = RuntimeTest::Make({1, 2}, 4);
+    Part first0(first, 0), first1(first, 1), first2(first, 2), second1(second, 0),
+        second2(second, 1);
+    const auto submit = [kind](Part* part) {
+      Submission submission = part->MakeSubmission();
+      submission.signature.kind = kind;
+      part->Submit(submission);
+    };
+    submit(&first1);
+    second2.Submit();
+    first1.Watch();
+    second2.Watch();
+    EXPECT_EQ(Runtime::Get().Report().cycles.size(), kind == Kind::kBroadcast ? 0u : 1u);
+    submit(&first0);
+    second1.Submit();
+    submit(&first2);
+    for (Part* part : {&first0, &first1, &first2, &second1, &second2}) {
+      EXPECT_TRUE(part->Await().ok());
+    }
+  }
+}
+
 // Two devices have done all that the instance wants of them when the launch of the
 // third fails: nobody is left to end it but who fails it.
 TEST_F(KindsTest, AnInstanceWithoutUnfinishedMembersCanFail) {
