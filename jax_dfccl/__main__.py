@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command line: `python -m jax_dfccl demo`."""
+"""Command line: `jax-dfccl launch` and `jax-dfccl demo`, or `python -m jax_dfccl ...`."""
 
 import argparse
 import sys
 
+from jax_dfccl import _config, _launch
+
 
 def main() -> int:
     """Runs the command given on the command line; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m jax_dfccl")
+    parser = argparse.ArgumentParser(prog="jax-dfccl", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser(
         "demo", help="train a classifier data-parallel, with gradient buckets in disorder"
@@ -23,7 +25,16 @@ def main() -> int:
     demo.add_argument(
         "--skip-stock", action="store_true", help="do not run the same program on lax.psum after"
     )
+    launch = commands.add_parser(
+        "launch",
+        help="run a script as several processes, here or on several hosts",
+        allow_abbrev=False,
+        usage="jax-dfccl launch -n N [options] [--] script.py ... | -m module ...",
+    )
+    _launch.add_arguments(launch)
     args = parser.parse_args()
+    if args.command == "launch":
+        return _launch.main(args, _config.environment())
     from jax_dfccl import _demo
 
     return _demo.main(args)

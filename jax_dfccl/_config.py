@@ -33,6 +33,11 @@ def environment_with_xla_flags(flags: str) -> dict[str, str]:
     return {**os.environ, "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}"}
 
 
+def environment() -> dict[str, str]:
+    """This process's environment, for the processes that `launch` starts."""
+    return dict(os.environ)
+
+
 def xla_pool_is_chosen() -> bool:
     """Whether the user has set the size of XLA:CPU's thread pools."""
     return any(variable in os.environ for variable in _POOL_VARIABLES)
