@@ -28,7 +28,7 @@ import atexit
 import dataclasses
 import functools
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -186,11 +186,14 @@ def emit(
     has_key, avals = len(operands) > array_count(kind), list(ctx.avals_in)
     context: Any = ctx.module_context.axis_context
     mesh = context.mesh
+    if spanned := spanned_processes(mesh, members):
+        raise NotImplementedError(
+            f"{kind}: the members of a group are in processes {spanned}; collectives between "
+            "processes are not there yet. Use jax.lax's, or groups within a process"
+        )
     if isinstance(mesh, jax.sharding.Mesh):
-        _check_one_process(kind, [device.process_index for device in mesh.devices.flat], members)
         devices = [device.id for device in mesh.devices.flat]
     else:
-        _check_one_process(kind, range(jax.process_count()), [range(jax.process_count())])
         devices = []
         operands = (*operands, _compat.partition_id())
         avals.append(ShapedArray((), np.dtype(np.uint32)))
@@ -220,16 +223,15 @@ def emit(
     )
 
 
-def _check_one_process(
-    kind: str, processes: Sequence[int], groups: Iterable[Iterable[int]]
-) -> None:
-    """Refuses groups whose members, positions in `processes`, are in different processes."""
-    for group in groups:
+def spanned_processes(mesh: Any, members: Groups) -> list[int]:
+    """The processes of a group whose members are in several; none if every group is within one."""
+    if not isinstance(mesh, jax.sharding.Mesh):  # its devices are not known yet
+        return list(range(jax.process_count())) if jax.process_count() > 1 else []
+    processes = [device.process_index for device in mesh.devices.flat]
+    for group in members:
         if len(used := {processes[position] for position in group}) > 1:
-            raise NotImplementedError(
-                f"{kind}: the members of a group are in processes {sorted(used)}; collectives "
-                "between processes are not there yet. Use jax.lax's, or groups within a process"
-            )
+            return sorted(used)
+    return []
 
 
 def _refuse(kind: Kind, ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> Any:

@@ -21,8 +21,10 @@ from jax.interpreters import mlir
 
 from jax_dfccl import _compat, _config
 from jax_dfccl._groups import Groups, replica_groups
-from jax_dfccl._lowering import PLATFORM, emit
-from jax_dfccl._reductions import reducible as stored_dtype
+from jax_dfccl._lowering import PLATFORM, emit, spanned_processes
+from jax_dfccl._parts import joined, split
+from jax_dfccl._primitive import KINDS, RAGGED
+from jax_dfccl._reductions import reducible, storable
 
 # Part of the key of every cache of JAX's between a function and its executable.
 _enabled = jax.make_user_context(_config.overrides_lax())
@@ -146,9 +148,9 @@ class _Collective:
 
     def received(self, sent: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the result in between."""
-        if self.kind == "all_gather":
-            return (len(self.members[0]), *sent)
-        return sent[1:] if self.kind == "reduce_scatter" else sent
+        kind = KINDS[self.kind]
+        one = sent[1:] if kind.takes_parts else sent
+        return (len(self.members[0]), *one) if kind.gives_parts else one
 
 
 def _all_reduce(
@@ -165,11 +167,104 @@ def _all_reduce(
     return _Collective("all_reduce", members, op, before=lambda x: reduce(x, dimensions))
 
 
+def _all_gather(
+    mesh: Any,
+    aval: Any,
+    *,
+    all_gather_dimension: int,
+    axis_name: Any,
+    tiled: bool,
+    axis_index_groups: Any = None,
+    **_: Any,
+) -> _Collective:
+    members = _members(mesh, axis_name, axis_index_groups, of_one_size=True)
+    at = all_gather_dimension % (aval.ndim + (not tiled))
+    return _Collective(
+        "all_gather", members, after=functools.partial(joined, dimension=at, tiled=tiled)
+    )
+
+
+def _reduce_scatter(
+    mesh: Any,
+    aval: Any,
+    *,
+    scatter_dimension: int,
+    axis_name: Any,
+    tiled: bool,
+    axis_index_groups: Any = None,
+    **_: Any,
+) -> _Collective:
+    members = _members(mesh, axis_name, axis_index_groups, of_one_size=True)
+    at = scatter_dimension % aval.ndim
+    if aval.dtype == np.bool_:
+        raise _Keep("refused")  # by the rule of lax
+    before = functools.partial(split, dimension=at, members=len(members[0]), tiled=tiled)
+    return _Collective("reduce_scatter", members, "sum", before=before)
+
+
+def _all_to_all(
+    mesh: Any,
+    aval: Any,
+    *,
+    split_axis: int,
+    concat_axis: int,
+    axis_name: Any,
+    axis_index_groups: Any,
+    tiled: bool,
+) -> _Collective:
+    del tiled  # the dimensions are there already
+    members = _members(mesh, axis_name, axis_index_groups, of_one_size=True)
+    at, to = split_axis % aval.ndim, concat_axis % aval.ndim
+    return _Collective(
+        "all_to_all",
+        members,
+        before=functools.partial(split, dimension=at, members=len(members[0]), tiled=True),
+        after=functools.partial(joined, dimension=to, tiled=True),
+    )
+
+
+def _ppermute(mesh: Any, aval: Any, *, axis_name: Any, perm: Any) -> _Collective:
+    del aval
+    groups = [_compat.ppermute_order(group) for group in _members(mesh, axis_name, None)]
+    members = tuple(group for group in groups if group is not None)
+    size = len(members[0]) if len(members) == len(groups) else 0
+    pairs = tuple((source % size, target % size) for source, target in perm) if size else ()
+    unique = all(len(set(ends)) == len(perm) for ends in zip(*pairs, strict=True))
+    if not unique or not all(-size <= member < size for pair in perm for member in pair):
+        raise _Keep("refused")  # by the rule of lax
+    return _Collective("permute", members, pairs=pairs)
+
+
+def _pbroadcast(mesh: Any, aval: Any, *, axis_name: Any, source: int) -> _Collective:
+    del aval
+    members = _members(mesh, axis_name, None)
+    if not 0 <= source < len(members[0]):
+        raise ValueError(
+            f"pbroadcast: source is {source}, but axis {axis_name!r} has {len(members[0])} members"
+        )
+    return _Collective("broadcast", members, root=source)
+
+
+def _ragged_all_to_all(
+    mesh: Any, *avals: Any, axis_name: Any, axis_index_groups: Any
+) -> _Collective:
+    members = _members(mesh, axis_name, axis_index_groups, of_one_size=True)
+    if any(aval.shape != avals[2].shape for aval in avals[2:]) or avals[2].size % len(members[0]):
+        raise ValueError(
+            "ragged_all_to_all: offsets and sizes have shapes "
+            f"{[aval.shape for aval in avals[2:]]}; they must be of one size, a multiple of the "
+            f"number of members, {len(members[0])}"
+        )
+    return _Collective(RAGGED, members)
+
+
 def _members(mesh: Any, axes: Any, axis_index_groups: Any, of_one_size: bool = False) -> Groups:
     axes = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
     members = replica_groups(mesh.shape, axes, axis_index_groups)
     if all(len(group) == 1 for group in members):
         raise _Keep("one member")
+    if spanned_processes(mesh, members):
+        raise _Keep("several processes")
     if of_one_size and len(set(map(len, members))) > 1:
         raise _Keep("refused")  # by the rule of lax
     return members
@@ -187,6 +282,15 @@ _TRANSLATIONS: dict[str, Callable[..., _Collective]] = {
     "unreduced_pmax": functools.partial(_all_reduce, "max"),
     "pmin": functools.partial(_all_reduce, "min"),
     "unreduced_pmin": functools.partial(_all_reduce, "min"),
+    "all_gather": _all_gather,
+    "all_gather_invariant": _all_gather,
+    "all_gather_reduced": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "unreduced_reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "ppermute": _ppermute,
+    "pbroadcast": _pbroadcast,
+    "ragged_all_to_all": _ragged_all_to_all,
     "psum_start": _asynchronous,
     "psum_invariant_start": _asynchronous,
     "unreduced_psum_start": _asynchronous,
@@ -211,7 +315,8 @@ def _lower(name: str, native: Any, ctx: Any, *operands: Any, **params: Any) -> A
         _count_kept(name, reason)
         return native(ctx, *operands, **params)
     _count_replaced(name)
-    return _emit(ctx, collective, *operands)
+    emit_one = _emit_ragged if collective.kind == RAGGED else _emit
+    return emit_one(ctx, collective, *operands)
 
 
 def _mesh(ctx: Any) -> Any:
@@ -233,7 +338,7 @@ def _mesh(ctx: Any) -> Any:
 
 def _emit(ctx: Any, collective: _Collective, x: Any) -> Any:
     source, result = _plain(ctx.avals_in[0]), _plain(ctx.avals_out[0])
-    stored = stored_dtype(source.dtype)
+    stored = (reducible if collective.op else storable)(source.dtype)
     sent, x = _locally(ctx, lambda x: collective.before(x).astype(stored), source, x)
     received = ShapedArray(collective.received(sent.shape), stored)
     (y,) = emit(
@@ -248,6 +353,33 @@ def _emit(ctx: Any, collective: _Collective, x: Any) -> Any:
     got, y = _locally(ctx, lambda y: collective.after(y).astype(source.dtype), received, y)
     assert (got.shape, got.dtype) == (result.shape, result.dtype)
     return [y]
+
+
+def _emit_ragged(ctx: Any, collective: _Collective, source: Any, result: Any, *indices: Any) -> Any:
+    """With k slices for every member this is k collectives, one after the other."""
+    dtype, size = ctx.avals_in[0].dtype, len(collective.members[0])
+    stored = storable(dtype)
+    types = [_plain(aval) for aval in ctx.avals_in]
+    types[0], source = _locally(ctx, lambda x: x.astype(stored), types[0], source)
+    types[1], result = _locally(ctx, lambda x: x.astype(stored), types[1], result)
+    for slice_ in range(types[2].shape[0] // size):
+
+        def of_slice(x: Any, slice_: int = slice_) -> Any:
+            index = np.int64 if x.dtype.itemsize == 8 else np.int32
+            return x.reshape(size, -1)[:, slice_].astype(index)
+
+        chosen = [
+            _locally(ctx, of_slice, aval, x) for aval, x in zip(types[2:], indices, strict=True)
+        ]
+        (result,) = emit(
+            ctx.replace(avals_in=[*types[:2], *(c[0] for c in chosen)], avals_out=[types[1]]),
+            source,
+            result,
+            *(c[1] for c in chosen),
+            kind=RAGGED,
+            members=collective.members,
+        )
+    return [_locally(ctx, lambda x: x.astype(dtype), types[1], result)[1]]
 
 
 def _plain(aval: Any) -> ShapedArray:

@@ -37,8 +37,13 @@ def divided(call: Call, x: Any, what: str, dimension: int, where: str, *, tiled:
             f"{call.function}: dimension {at} of {where} has size {size}; with tiled={tiled} it "
             f"must be {needed} number of members, {members}"
         )
+    return split(x, at, members, tiled=tiled)
+
+
+def split(x: Any, dimension: int, members: int, *, tiled: bool) -> Any:
+    """`divided`, of a dimension that is known to fit."""
     if tiled:
         shape = list(x.shape)
-        shape[at : at + 1] = [members, size // members]
+        shape[dimension : dimension + 1] = [members, shape[dimension] // members]
         x = x.reshape(shape)
-    return jnp.moveaxis(x, at, 0)
+    return jnp.moveaxis(x, dimension, 0)

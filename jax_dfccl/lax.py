@@ -8,7 +8,7 @@ compiler stumble over it, these give the value or say what is wrong. docs/lax.md
 differences. To give calls names, keys, priorities or time limits, use the functions of `jax_dfccl`.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -16,9 +16,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from jax_dfccl import _exchange, _gather, _permute, _root, _scatter
 from jax_dfccl._all_reduce import all_reduce as _all_reduce
 
-__all__ = ["pmax", "pmean", "pmin", "psum"]
+__all__ = [
+    "all_gather",
+    "all_to_all",
+    "pbroadcast",
+    "pmax",
+    "pmean",
+    "pmin",
+    "ppermute",
+    "pshuffle",
+    "psum",
+    "psum_scatter",
+    "pswapaxes",
+    "ragged_all_to_all",
+]
 
 AxisName = Hashable | Sequence[Hashable]
 AxisIndexGroups = Sequence[Sequence[int]] | None
@@ -92,6 +106,183 @@ def pmin(x: Any, axis_name: AxisName, *, axis_index_groups: AxisIndexGroups = No
         axis_index_groups: as for `psum`.
     """
     return _reduce(x, _axes(axis_name), "min", axis_index_groups)
+
+
+def all_gather(
+    x: Any,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: AxisIndexGroups = None,
+    axis: int = 0,
+    tiled: bool = False,
+    to: str = "varying",
+) -> Any:
+    """The arrays of all members along a dimension, as `jax.lax.all_gather`.
+
+    Args:
+        x: an array, a scalar, or a pytree of them.
+        axis_name: an axis, or a tuple of axes.
+        axis_index_groups: groups of one size, which gather for themselves.
+        axis: the dimension of the result.
+        tiled: whether that dimension is one of `x`.
+        to: "varying"; the other types of result are there under `override_lax` only.
+    """
+    if to != "varying":
+        raise ValueError(
+            f"all_gather: to is {to!r}; it must be 'varying' (for 'invarying' and 'reduced' use "
+            "jax.lax.all_gather under jax_dfccl.override_lax)"
+        )
+    return _gather.all_gather(
+        x, axis_name, axis_index_groups=axis_index_groups, axis=axis, tiled=tiled
+    )
+
+
+def psum_scatter(
+    x: Any,
+    axis_name: AxisName,
+    *,
+    scatter_dimension: int = 0,
+    axis_index_groups: AxisIndexGroups = None,
+    tiled: bool = False,
+) -> Any:
+    """This member's part of the sum over a mapped axis, as `jax.lax.psum_scatter`.
+
+    Args:
+        x: an array or a pytree of them; bool is summed as int32.
+        axis_name: an axis, or a tuple of axes.
+        scatter_dimension: the dimension that holds the parts.
+        axis_index_groups: groups of one size, which sum for themselves.
+        tiled: whether the dimension stays, with its size divided by the number of members.
+    """
+    return _scatter.reduce_scatter(
+        x,
+        axis_name,
+        scatter_dimension=scatter_dimension,
+        axis_index_groups=axis_index_groups,
+        tiled=tiled,
+    )
+
+
+def all_to_all(
+    x: Any,
+    axis_name: AxisName,
+    split_axis: int,
+    concat_axis: int,
+    *,
+    axis_index_groups: AxisIndexGroups = None,
+    tiled: bool = False,
+) -> Any:
+    """Maps a dimension and puts the mapped axis into another, as `jax.lax.all_to_all`.
+
+    Args:
+        x: an array or a pytree of them.
+        axis_name: an axis, or a tuple of axes.
+        split_axis: the dimension of `x` that is dealt out to the members.
+        concat_axis: the dimension of the result along which theirs are put.
+        axis_index_groups: groups of one size, which exchange for themselves.
+        tiled: whether no dimension is added or removed.
+    """
+    if not _axes(axis_name):
+        return x if tiled else jax.tree.map(lambda y: _moved_one(y, split_axis, concat_axis), x)
+    return _exchange.all_to_all(
+        x, axis_name, split_axis, concat_axis, axis_index_groups=axis_index_groups, tiled=tiled
+    )
+
+
+def pswapaxes(
+    x: Any, axis_name: AxisName, axis: int, *, axis_index_groups: AxisIndexGroups = None
+) -> Any:
+    """Swaps the mapped axis with a dimension of the same size, as `jax.lax.pswapaxes`.
+
+    Args:
+        x: an array or a pytree of them.
+        axis_name: an axis, or a tuple of axes.
+        axis: the dimension.
+        axis_index_groups: groups of one size, which exchange for themselves.
+    """
+    return all_to_all(x, axis_name, axis, axis, axis_index_groups=axis_index_groups)
+
+
+def ppermute(x: Any, axis_name: AxisName, perm: Iterable[tuple[int, int]]) -> Any:
+    """Sends arrays from member to member, as `jax.lax.ppermute`; zeros where none comes.
+
+    Args:
+        x: an array, a scalar, or a pytree of them.
+        axis_name: an axis, or a tuple of axes.
+        perm: pairs (source, destination).
+    """
+    perm = list(perm)  # which may be an iterator
+    y = _permute.ppermute(x, axis_name, perm)
+    # Along no axis there is one member, which may or may not be its own source.
+    return y if _axes(axis_name) or perm else jax.tree.map(jnp.zeros_like, y)
+
+
+def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
+    """Sends arrays from member to member, as `jax.lax.pshuffle`.
+
+    Args:
+        x: an array, a scalar, or a pytree of them.
+        axis_name: an axis, or a tuple of axes.
+        perm: the source of each member's result; every member once.
+    """
+    if sorted(perm) != list(range(len(perm))):
+        raise ValueError(f"`perm` does not represent a permutation: {perm}")
+    return ppermute(x, axis_name, list(zip(perm, range(len(perm)), strict=True)))
+
+
+def pbroadcast(x: Any, axis_name: AxisName, source: int) -> Any:
+    """What one member has, as `jax.lax.pbroadcast`, which is not there on CPU.
+
+    Args:
+        x: an array, a scalar, or a pytree of them.
+        axis_name: an axis, or a tuple of axes.
+        source: the member's index.
+    """
+    return _root.broadcast(x, axis_name, source)
+
+
+def ragged_all_to_all(
+    operand: Any,
+    output: Any,
+    input_offsets: Any,
+    send_sizes: Any,
+    output_offsets: Any,
+    recv_sizes: Any,
+    *,
+    axis_name: AxisName,
+    axis_index_groups: AxisIndexGroups = None,
+) -> Any:
+    """Sends rows to every member, as `jax.lax.ragged_all_to_all`, which is not there on CPU.
+
+    Args:
+        operand: the array whose rows are sent.
+        output: what the result is where nothing is received.
+        input_offsets: where each slice begins in `operand`.
+        send_sizes: its number of rows.
+        output_offsets: where it begins in the receiver's result.
+        recv_sizes: the number of rows that come from each member.
+        axis_name: an axis, or a tuple of axes.
+        axis_index_groups: groups of one size, which exchange for themselves.
+    """
+    return _exchange.ragged_all_to_all(
+        operand,
+        output,
+        input_offsets,
+        send_sizes,
+        output_offsets,
+        recv_sizes,
+        axis_name=axis_name,
+        axis_index_groups=axis_index_groups,
+    )
+
+
+def _moved_one(x: Any, split_axis: int, concat_axis: int) -> Any:
+    if x.shape[split_axis] != 1:
+        raise ValueError(
+            f"all_to_all: dimension {split_axis} has size {x.shape[split_axis]}, but along no axis "
+            "there is one member"
+        )
+    return jnp.moveaxis(x, split_axis, concat_axis)
 
 
 def _axes(axis_name: Any) -> tuple[Any, ...]:

@@ -251,3 +251,190 @@ def test_messages_name_the_user_s_line():
     import jax_dfccl
 
     assert jax_dfccl.report("dict")["recent"][0]["source"].startswith("test_lax.py:")
+
+
+# Data movers --------------------------------------------------------------------------------------
+
+PERM = [(0, 3), (3, 2), (5, 5), (6, 0), (7, 6)]  # a chain, a self pair, some left out
+# What a member does with its [8, 16] array.
+MOVERS = {
+    "all_gather": lambda m, x: m.all_gather(x, "i"),
+    "all_gather, last dimension": lambda m, x: m.all_gather(x, "i", axis=-1),
+    "all_gather, tiled": lambda m, x: m.all_gather(x, "i", axis=1, tiled=True),
+    "all_gather, tiled, last dimension": lambda m, x: m.all_gather(x, "i", axis=-2, tiled=True),
+    "psum_scatter": lambda m, x: m.psum_scatter(x, "i"),
+    "psum_scatter, tiled": lambda m, x: m.psum_scatter(x, "i", scatter_dimension=1, tiled=True),
+    "all_to_all": lambda m, x: m.all_to_all(x, "i", 0, 0),
+    "all_to_all, later": lambda m, x: m.all_to_all(x, "i", 0, 1),
+    "all_to_all, earlier": lambda m, x: m.all_to_all(x.T, "i", 1, 0),
+    "all_to_all, tiled": lambda m, x: m.all_to_all(x, "i", 1, 0, tiled=True),
+    "pswapaxes": lambda m, x: m.pswapaxes(x, "i", 0),
+    "ppermute": lambda m, x: m.ppermute(x, "i", PERM),
+    "ppermute, zip": lambda m, x: m.ppermute(x, "i", zip(range(4), range(4, 8), strict=True)),
+    "ppermute, negative": lambda m, x: m.ppermute(x, "i", [(-1, 0), (2, -2)]),
+    "ppermute, nothing": lambda m, x: m.ppermute(x, "i", []),
+    "pshuffle": lambda m, x: m.pshuffle(x, "i", [3, 1, 7, 0, 2, 6, 5, 4]),
+}
+GROUPED = {
+    "all_gather": lambda m, x: m.all_gather(x, "i", axis_index_groups=GROUPS),
+    "psum_scatter": lambda m, x: m.psum_scatter(x, "i", tiled=True, axis_index_groups=GROUPS),
+    "all_to_all": lambda m, x: m.all_to_all(x, "i", 1, 0, tiled=True, axis_index_groups=GROUPS),
+    "pswapaxes": lambda m, x: m.pswapaxes(x[:4], "i", 0, axis_index_groups=GROUPS),
+}
+movers = pytest.mark.parametrize("name", MOVERS)
+
+
+@pytest.mark.parametrize(
+    "dtype, check_vma",
+    [(np.float32, False), (np.float32, True), (jnp.bfloat16, False), (bool, False)],
+)
+@movers
+def test_movers(name, dtype, check_vma):
+    f = MOVERS[name]
+    if dtype is bool and "psum" in name:
+        dtype = np.int8  # lax refuses bool
+    compare(lambda m: lambda x: f(m, x), data((8, 8, 16), dtype), check_vma=check_vma)
+
+
+@both_check_vma
+@pytest.mark.parametrize("name", GROUPED)
+def test_groups_of_movers(name, check_vma):
+    f = GROUPED[name]
+    compare(lambda m: lambda x: f(m, x), data((8, 8, 16)), check_vma=check_vma)
+
+
+@pytest.mark.parametrize("axes", ["x", ("y",), ("x", "y"), ("y", "x")], ids=str)
+def test_axes_of_movers(axes):
+    mesh = make_mesh((2, 4), ("x", "y"))
+
+    def f(m, x):
+        gathered = m.all_gather(x, axes, axis=1, tiled=True)
+        exchanged = m.all_to_all(gathered, axes, 1, 0, tiled=True)
+        return gathered, exchanged, m.psum_scatter(gathered, axes, scatter_dimension=1, tiled=True)
+
+    compare(lambda m: lambda x: f(m, x), data((8, 5, 2)), mesh=mesh)
+
+
+def test_no_axes():
+    def f(m, x):
+        return (
+            m.all_gather(x, ()),
+            m.psum_scatter(x, ()),
+            m.all_to_all(x, (), 0, 1, tiled=True),
+            m.all_to_all(x[None], (), 0, 2),
+        )
+
+    compare(lambda m: lambda x: f(m, x), data((8, 4, 3)))
+    x = data((8, 4))
+    assert_same_bits(per_member(lambda x: dlax.ppermute(x, (), [(0, 0)]), x), x)
+    assert_same_bits(per_member(lambda x: dlax.ppermute(x, (), []), x), np.zeros_like(x))
+
+
+@both_check_vma
+@pytest.mark.parametrize("name", ["all_gather", "psum_scatter", "all_to_all", "ppermute"])
+def test_derivatives_of_movers(name, check_vma):
+    f = MOVERS[name]
+
+    def gradient(module):
+        loss = spmd(lambda x: (f(module, x) ** 3).sum()[None], check_vma=check_vma)
+        return jax.grad(lambda x: loss(x).sum())(data((64, 16)))
+
+    np.testing.assert_allclose(gradient(dlax), gradient(lax), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["all_gather", "psum_scatter", "all_to_all", "ppermute"])
+def test_movers_under_vmap(name):
+    # Under vmap lax puts the batch of an untiled psum_scatter into a dimension that is not there.
+    f = MOVERS["psum_scatter, tiled" if name == "psum_scatter" else name]
+
+    def program(m):
+        return lambda x: jax.vmap(lambda row: f(m, row), in_axes=1, out_axes=1)(x)
+
+    compare(program, data((8, 8, 3, 16)))
+    # Over the axis itself: a program without devices.
+    x = data((8, 8, 16))
+    f = MOVERS[name]
+    if name == "ppermute":  # under vmap lax takes complete permutations only
+        f = MOVERS["pshuffle"]
+    ours, stock = (jax.vmap(lambda x: f(m, x), axis_name="i")(x) for m in (dlax, lax))
+    np.testing.assert_allclose(ours, stock, rtol=1e-6)
+
+
+def test_what_lax_has_not_on_cpu():
+    x = data((8, 5))
+    got = per_member(lambda x: dlax.pbroadcast(x, "i", 3), x)
+    assert_same_bits(got, np.broadcast_to(x[3], x.shape))
+
+    # Member r sends row r of its two rows to its right neighbour's row 1, and nothing to others.
+    ring = (np.arange(8) + 1) % 8
+    sizes = np.eye(8, dtype=np.int32)[ring]
+    indices = [np.zeros((8, 8), np.int32), sizes, sizes, sizes.T]
+    source, output = data((8, 2, 5), seed=1), data((8, 3, 5), seed=2)
+    got = per_member(
+        lambda *arrays: dlax.ragged_all_to_all(*arrays, axis_name="i"), source, output, *indices
+    )
+    right = output.copy()
+    right[ring, 1] = source[:, 0]
+    assert_same_bits(got, right)
+
+
+def test_bool_is_scattered_as_int32():
+    """As it is summed; lax refuses it."""
+    x = data((8, 8, 2), bool)
+    got = per_member(lambda x: dlax.psum_scatter(x, "i"), x)
+    assert_same_bits(got, x.sum(0, dtype=np.int32))
+
+
+@pytest.mark.parametrize(
+    "call, kind, message",
+    [
+        (lambda m, x: m.psum_scatter(x, "i"), ValueError, "number of members, 8"),
+        (lambda m, x: m.psum_scatter(x, "i", tiled=True), ValueError, "a multiple of"),
+        (lambda m, x: m.all_to_all(x, "i", 0, 1), ValueError, "number of members, 8"),
+        (lambda m, x: m.all_to_all(x, "i", 0, 1, tiled=True), ValueError, "a multiple of"),
+        (lambda m, x: m.all_gather(x, "i", axis=5), ValueError, "axis is 5"),
+        (lambda m, x: m.all_gather(x, "i", to="here"), ValueError, "to is 'here'"),
+        (lambda m, x: m.all_gather(x, "absent"), NameError, "absent"),
+        (lambda m, x: m.ppermute(x, "i", [(0, 1), (0, 2)]), ValueError, "twice"),
+        (lambda m, x: m.pshuffle(x, "i", [0, 0, 1]), ValueError, "not represent a permutation"),
+    ],
+    ids=str,
+)
+def test_errors_of_movers_are_errors(call, kind, message):
+    x = data((8, 3, 5))
+    assert isinstance(error_of(lambda x: call(lax, x), x), kind)
+    error = error_of(lambda x: call(dlax, x), x)
+    assert isinstance(error, kind) and message in str(error)
+
+
+@pytest.mark.parametrize(
+    "call, kind, message",
+    [
+        (lambda m, x: m.ppermute(x, "i", [(0, 9)]), ValueError, "is 9"),
+        (lambda m, x: m.psum_scatter(x, "i", scatter_dimension=7), ValueError, "is 7"),
+        (lambda m, x: m.all_to_all(x, "i", 7, 0, tiled=True), ValueError, "is 7"),
+        (
+            lambda m, x: m.all_gather(x, "i", axis_index_groups=UNEVEN),
+            ValueError,
+            "groups of different sizes",
+        ),
+        (lambda m, x: m.pbroadcast(x, "i", 8), ValueError, "is 8"),
+    ],
+    ids=str,
+)
+def test_raw_errors_of_lax_have_names(call, kind, message):
+    """Index errors, verifier errors and failed assertions of lax."""
+    x = data((8, 8, 8))
+    assert error_of(lambda x: call(lax, x), x)
+    error = error_of(lambda x: call(dlax, x), x)
+    assert isinstance(error, kind) and message in str(error)
+
+
+def test_dimensions_that_lax_stumbles_over():
+    """Negative ones."""
+    x = data((8, 4, 16))
+    got = per_member(lambda x: dlax.psum_scatter(x, "i", scatter_dimension=-1, tiled=True), x)
+    np.testing.assert_allclose(got, x.sum(0).reshape(4, 8, 2).swapaxes(0, 1), rtol=1e-5)
+    got = per_member(lambda x: dlax.all_to_all(x, "i", -1, -2, tiled=True), x)
+    right = per_member(lambda x: lax.all_to_all(x, "i", 1, 0, tiled=True), x)
+    assert_same_bits(got, right)

@@ -2,6 +2,9 @@
 """override_lax: lax's programs give lax's results on the daemon; the counts are exact."""
 
 import doctest
+import socket
+import subprocess
+import sys
 import threading
 
 import jax
@@ -20,6 +23,7 @@ from jax_dfccl import override_lax
 
 GROUPS = [[6, 0, 3, 5], [1, 2, 4, 7]]
 UNEVEN = [[6, 0, 3], [1, 2], [4, 5, 7]]
+PERM = [(0, 3), (3, 2), (5, 5), (6, 0), (7, 6)]  # a chain, a self pair, some left out
 both_check_vma = pytest.mark.parametrize("check_vma", [False, True])
 
 # name -> (a collective of a member's [8, 16] array, its primitive without and with check_vma)
@@ -28,14 +32,52 @@ COLLECTIVES = {
     "pmean": (lambda x: lax.pmean(x, "i"), "psum", "psum_invariant"),
     "pmax": (lambda x: lax.pmax(x, "i"), "pmax", "pmax"),
     "pmin": (lambda x: lax.pmin(x, "i"), "pmin", "pmin"),
+    "gather": (lambda x: lax.all_gather(x, "i"), "all_gather", "all_gather"),
+    "gather last": (lambda x: lax.all_gather(x, "i", axis=-1), "all_gather", "all_gather"),
+    "gather tiled": (
+        lambda x: lax.all_gather(x, "i", axis=1, tiled=True), "all_gather", "all_gather",
+    ),
+    "gather invariant": (
+        lambda x: lax.all_gather(x, "i", axis=1, to="invarying"),
+        "all_gather_invariant", "all_gather_invariant",
+    ),
+    "scatter": (lambda x: lax.psum_scatter(x, "i"), "reduce_scatter", "reduce_scatter"),
+    "scatter tiled": (
+        lambda x: lax.psum_scatter(x, "i", scatter_dimension=1, tiled=True),
+        "reduce_scatter", "reduce_scatter",
+    ),
+    "exchange": (lambda x: lax.all_to_all(x, "i", 0, 1), "all_to_all", "all_to_all"),
+    "exchange tiled": (
+        lambda x: lax.all_to_all(x, "i", 1, 0, tiled=True), "all_to_all", "all_to_all",
+    ),
+    "swap": (lambda x: lax.pswapaxes(x, "i", 0), "all_to_all", "all_to_all"),
+    "permute": (lambda x: lax.ppermute(x, "i", PERM), "ppermute", "ppermute"),
+    "shuffle": (lambda x: lax.pshuffle(x, "i", [3, 1, 7, 0, 2, 6, 5, 4]), "ppermute", "ppermute"),
 }  # fmt: skip
 GROUPED = {
     "psum": (lambda x: lax.psum(x, "i", axis_index_groups=UNEVEN), "psum"),
     "pmax": (lambda x: lax.pmax(x, "i", axis_index_groups=UNEVEN), "pmax"),
+    "gather": (lambda x: lax.all_gather(x, "i", axis_index_groups=GROUPS), "all_gather"),
+    "scatter": (
+        lambda x: lax.psum_scatter(x, "i", tiled=True, axis_index_groups=GROUPS), "reduce_scatter",
+    ),
+    "exchange": (
+        lambda x: lax.all_to_all(x, "i", 1, 0, tiled=True, axis_index_groups=GROUPS), "all_to_all",
+    ),
 }  # fmt: skip
 DTYPES = [np.float32, np.int32, np.int8, jnp.bfloat16, np.complex64, bool]
-NOT_COMPLEX = ("pmax", "pmin")  # lax does not define these
-VALUES = [(n, d) for n in COLLECTIVES for d in DTYPES if d != np.complex64 or n not in NOT_COMPLEX]
+# What lax does not define.
+UNDEFINED = [
+    *((name, np.complex64) for name in ("pmax", "pmin")),
+    *((name, bool) for name in ("scatter", "scatter tiled")),
+]
+VALUES = [
+    (name, dtype, check_vma)
+    for name in COLLECTIVES
+    for dtype in DTYPES
+    for check_vma in ((False, True) if dtype == np.float32 else (False,))
+    if (name, dtype) not in UNDEFINED
+]
 
 
 def both(f, *arguments):
@@ -54,8 +96,7 @@ def holds_calls(f, *arguments):
     return "dfccl_" in jax.jit(f).lower(*arguments).as_text()
 
 
-@both_check_vma
-@pytest.mark.parametrize("name, dtype", VALUES)
+@pytest.mark.parametrize("name, dtype, check_vma", VALUES)
 def test_values_agree_with_lax(name, dtype, check_vma):
     f, *primitives = COLLECTIVES[name]
     x = data((8, 8, 16), dtype)
@@ -80,11 +121,41 @@ def test_axes_of_a_mesh(axes):
     mesh = make_mesh((2, 4), ("x", "y"))
 
     def f(x):
-        return per_member(lambda x: lax.psum(x, axes), x, mesh=mesh)
+        gathered = lax.all_gather(x, axes, axis=1, tiled=True)
+        exchanged = lax.all_to_all(gathered, axes, 1, 0, tiled=True)
+        scattered = lax.psum_scatter(gathered, axes, scatter_dimension=1, tiled=True)
+        permuted = lax.ppermute(x, axes, [(0, 1)]) if axes != ("y", "x") else x
+        return lax.psum(x, axes), gathered, exchanged, scattered, permuted
 
-    stock, ours, counts = both(f, data((8, 5)))
-    assert counts == {"psum": 1}
-    assert_same_bits(ours, stock)
+    stock, ours, counts = both(lambda x: per_member(f, x, mesh=mesh), data((8, 5, 2)))
+    assert {name: n for name, n in counts.items() if name != "ppermute"} == {
+        "psum": 1,
+        "all_gather": 1,
+        "all_to_all": 1,
+        "reduce_scatter": 1,
+    }
+    for got, right in zip(ours, stock, strict=True):
+        assert_same_bits(got, right)
+
+
+def test_permutation_over_axes_in_another_order():
+    """Members are counted in the order that this version of JAX counts them in, or refused."""
+    mesh = make_mesh((2, 4), ("x", "y"))
+
+    def f(x):
+        return per_member(lambda x: lax.ppermute(x, ("y", "x"), [(1, 6), (2, 0)]), x, mesh=mesh)
+
+    x = data((8, 3))
+    try:
+        stock = f(x)
+    except RuntimeError as error:
+        with override_lax() as override, pytest.raises(RuntimeError, match=str(error)[:40]):
+            f(x)
+        assert override.kept == {"ppermute: refused": 1}
+        return
+    with override_lax() as override:
+        assert_same_bits(f(x), stock)
+    assert override.counts == {"ppermute": 1}
 
 
 def test_dimensions_of_the_array_itself():
@@ -124,6 +195,60 @@ def test_what_autodiff_adds_is_replaced(name, check_vma):
         text = grad.lower(w, x).as_text()
     assert sum(counts.values()) == native.count("stablehlo.all_reduce") == 1 + (not check_vma)
     assert "stablehlo.all_reduce" not in text
+
+
+@pytest.mark.parametrize("name", ["gather tiled", "scatter", "exchange tiled", "permute"])
+def test_derivatives_of_data_movers(name):
+    f = COLLECTIVES[name][0]
+    loss = spmd(lambda x: (f(x) ** 2).sum()[None])
+    grad = jax.jit(jax.grad(lambda x: loss(x).sum()))
+    x = data((64, 16))
+    stock, ours, counts = both(grad, x)
+    np.testing.assert_allclose(ours, stock, rtol=1e-5)
+    native = grad.lower(x).as_text()
+    with override_lax():
+        text = grad.lower(x).as_text()
+    operations = ("all_gather", "reduce_scatter", "all_to_all", "collective_permute")
+    assert sum(counts.values()) == sum(native.count(f'"stablehlo.{op}"') for op in operations) == 2
+    assert not any(f"stablehlo.{op}" in text for op in operations)
+
+
+def test_what_lax_has_not_on_cpu():
+    """pbroadcast, and ragged_all_to_all with one slice and with two for every member."""
+    x = data((8, 5))
+    with override_lax() as override:
+        got = per_member(lambda x: lax.pbroadcast(x, "i", 3), x)
+    assert override.counts == {"pbroadcast": 1}
+    assert_same_bits(got, np.broadcast_to(x[3], x.shape))
+    with pytest.raises(NotImplementedError, match="'pbroadcast' not found for platform cpu"):
+        per_member(lambda x: lax.pbroadcast(x, "i", 3), x)
+
+    for slices in (1, 2):
+        # Member r sends to p, in each slice, r + p + slice rows (modulo 3).
+        r, p, s = np.ogrid[:8, :8, :slices]
+        sizes = (r + p + s) % 3
+        rows = sizes.reshape(8, -1)
+        starts = np.cumsum(rows, 1) - rows
+        received = sizes.transpose(1, 0, 2).reshape(8, -1)
+        places = np.cumsum(received, 1) - received  # where p puts what r sends
+        targets = places.reshape(8, 8, slices).transpose(1, 0, 2).reshape(8, -1)
+        source = data((8, 20 * slices, 2), seed=1)
+        output = data((8, 20 * slices, 2), seed=2)
+        right = output.copy()
+        for member in range(8):
+            for index in range(8 * slices):
+                to, count = index // slices, rows[member, index]
+                at, start = targets[member, index], starts[member, index]
+                right[to, at : at + count] = source[member, start : start + count]
+
+        def f(*arrays):
+            return lax.ragged_all_to_all(*arrays, axis_name="i")
+
+        indices = [array.astype(np.int32) for array in (starts, rows, targets, received)]
+        with override_lax() as override:
+            got = per_member(f, source, output, *indices)
+        assert override.counts == {"ragged_all_to_all": 1}
+        assert_same_bits(got, right)
 
 
 def test_inside_transforms():
@@ -231,7 +356,7 @@ def test_every_call_is_counted_once():
     assert outer.counts == inner.counts == {"psum": 3, "pmax": 1, "pmin": 1}
     after = jax_dfccl.report("dict")["override_lax"]["replaced"]
     assert {name: after[name] - before.get(name, 0) for name in outer.counts} == outer.counts
-    assert f"of jax.lax, replaced: {after['pmax']} pmax" in str(jax_dfccl.report())
+    assert f", {after['pmax']} pmax, " in str(jax_dfccl.report()).rpartition("replaced: ")[2]
 
 
 def test_what_is_kept_is_counted_with_its_reason():
@@ -298,6 +423,53 @@ def test_arguments():
     with pytest.raises(RuntimeError, match="planted"), override_lax():
         raise RuntimeError("planted")
     assert not holds_calls(spmd(lambda x: lax.psum(x, "i")), data((8, 3)))
+
+
+TWO_PROCESSES = """
+import sys
+import jax, jax_dfccl, numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 2)
+jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("process", "device"))
+everywhere = P("process", "device")
+x = jax.make_array_from_callback(
+    (2, 2), NamedSharding(mesh, everywhere), lambda i: np.array([[1.0, 2.0], [4.0, 8.0]])[i]
+)
+f = lambda x: 100 * lax.psum(x, "process") + lax.psum(x, "device")
+with jax_dfccl.override_lax() as override:
+    y = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=everywhere, out_specs=everywhere,
+                              check_vma=False))(x)
+    right = {0: [503.0, 1003.0], 1: [512.0, 1012.0]}[jax.process_index()]
+    assert [shard.data.item() for shard in y.addressable_shards] == right
+assert override.counts == {"psum": 1}, override.counts
+assert override.kept == {"psum: several processes": 1}, override.kept
+print("right")
+"""
+
+
+def test_groups_across_processes_are_kept():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-P", "-c", TWO_PROCESSES, address, str(rank)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=100) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for out, err in outputs:
+        assert out.splitlines()[-1:] == ["right"], err
 
 
 # Whole programs -----------------------------------------------------------------------------------
