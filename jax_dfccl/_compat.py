@@ -191,6 +191,45 @@ def is_split_by_manual_axes(manual_computation: Any, index: int) -> bool:
     return any(sdy.AxisRefAttr(axis).name in manual for d in dimensions for axis in d.axes)
 
 
+def operand_sharding(manual_computation: Any, index: int) -> Any:
+    """The sharding that a manual computation wants an operand to have."""
+    shardings = manual_computation.attributes["in_shardings"]
+    return sdy.TensorShardingPerValueAttr(shardings).shardings[index]
+
+
+def result_sharding(manual_computation: Any, index: int) -> Any:
+    """The sharding that a result of a manual computation has."""
+    shardings = manual_computation.attributes["out_shardings"]
+    return sdy.TensorShardingPerValueAttr(shardings).shardings[index]
+
+
+def resharding_moves_data(have: Any, wanted: Any) -> bool:
+    """Whether devices need each other's data to go from one sharding to another; None fits all."""
+    if have is None or wanted is None:
+        return False
+    (had, unreduced), (asked, _) = _axes_of(have), _axes_of(wanted)
+    if unreduced:
+        return True
+    return had != asked and any(had)  # else each device cuts its part out of the whole
+
+
+def _axes_of(sharding: Any) -> tuple[list[list[str]], bool]:
+    attribute = sdy.TensorShardingAttr(sharding)
+    dimensions = [sdy.DimensionShardingAttr(d) for d in attribute.dimension_shardings]
+    axes = [[str(sdy.AxisRefAttr(axis)) for axis in d.axes] for d in dimensions]
+    return axes, len(attribute.unreduced_axes) > 0
+
+
+def is_manual_over_all(manual_computation: Any, module: ir.Module) -> bool:
+    """Whether a manual computation leaves no axis of the module's meshes to the compiler."""
+    axes: set[str] = set()
+    for view in module.body.operations:
+        if view.operation.name == "sdy.mesh":
+            listed = sdy.MeshAttr(view.operation.attributes["mesh"]).axes
+            axes |= {axis.name for axis in map(sdy.MeshAxisAttr, listed) if axis.size > 1}
+    return axes <= _manual_axes(manual_computation)
+
+
 def spans_all_devices(collective: Any, manual_computations: list[Any]) -> bool:
     """Whether a native collective has one group, as far as that is said plainly.
 

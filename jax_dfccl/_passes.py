@@ -245,7 +245,7 @@ class _Survey:
     holders: set[str] = dataclasses.field(default_factory=set)  # functions that hold calls
     calls: dict[str, list[tuple[str, Any]]] = dataclasses.field(default_factory=dict)
     may_fail: bool = False  # a custom call of others can end the program between start and done
-    may_wait: bool = False  # an operation of others can keep its thread until a peer comes
+    may_wait: bool = False  # something of others can keep its thread until a peer comes
 
 
 def _survey(module: Any) -> _Survey:
@@ -360,6 +360,49 @@ def _constrained(value: Any, attributes: Any, before: Any) -> Any:
             ip=point,
         ).results[0]
     return value
+
+
+# --- step 2: whose collectives there are ---------------------------------------------------------
+
+
+def _compiler_may_communicate(function: _Op, module: Any) -> bool:
+    """Whether XLA may put collectives of its own between a program's manual computations.
+
+    It does so where a value has another sharding than its user wants, and to compute with sharded
+    values. Known to need none are operations on scalars, and manual computations whose operands
+    and results have the right shardings from the start.
+    """
+    arguments = _shardings(function.op, "arg_attrs", len(function.regions[0].arguments))
+    known = dict(zip(function.regions[0].arguments, arguments, strict=True))
+    wanted: list[tuple[_Value, Any]] = []
+    for op in function.regions[0].ops:
+        if op.name == "sdy.manual_computation":
+            if not _compat.is_manual_over_all(op.op, module):
+                return True
+            for index, value in enumerate(op.operands):
+                wanted.append((value, _compat.operand_sharding(op.op, index)))
+            for index, value in enumerate(op.results):
+                known[value] = _compat.result_sharding(op.op, index)
+        elif op.name == "func.return":
+            results = _shardings(function.op, "res_attrs", len(op.operands))
+            wanted += zip(op.operands, results, strict=True)
+        elif any(ir.RankedTensorType(value.type).rank > 0 for value in op.op.operands):
+            return True
+    for value, sharding in wanted:
+        # A value without a sharding gets that of its first user.
+        have = known.get(value)
+        if have is None:
+            known[value] = sharding
+        elif _compat.resharding_moves_data(have, sharding):
+            return True
+    return False
+
+
+def _shardings(function: Any, key: str, count: int) -> list[Any]:
+    attributes = _value_attributes(function, key, count)
+    return [
+        a["sdy.sharding"] if a is not None and "sdy.sharding" in a else None for a in attributes
+    ]
 
 
 # --- step 2: what differs between devices --------------------------------------------------------
@@ -903,9 +946,10 @@ def rewrite(
         attributes = module.operation.attributes
         graph = _Graph(survey.functions, attributes["mhlo.num_partitions"].value)
         uniformity = _Uniformity(graph)
-        blocks = [
-            graph.function(name).regions[0] for name in survey.functions if name in survey.holders
-        ]
+        public = [graph.function(name) for name in survey.functions if name in survey.holders]
+        if graph.partitions > 1 and not survey.may_wait:
+            survey.may_wait = any(_compiler_may_communicate(f, module) for f in public)
+        blocks = [function.regions[0] for function in public]
         conflicts: list[str] = []
         for block in blocks:
             _mark_branching(block, False, uniformity)

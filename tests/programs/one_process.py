@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from common import N, check, in_threads, main, mesh, ranked, spmd
 from jax import lax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_dfccl
@@ -221,6 +221,24 @@ def _look_at_stuck() -> None:
     check("text", "stuck" in str(jax_dfccl.report()), True)
 
 
+def partitioned() -> None:
+    """XLA adds up, with collectives of its own, what comes out of the manual code."""
+    square = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("row", "column"))
+    rows = NamedSharding(square, P("column", None))
+    whole = jax.shard_map(
+        lambda y: all_reduce(y, "column"),
+        mesh=square,
+        in_specs=P("column", None),
+        out_specs=P(None, None),
+        check_vma=False,
+    )
+    program = jax.jit(lambda x, y: (x @ whole(y)).sum())
+    for repeat in range(50):
+        x, y = ranked(2, np.float64, repeat)[:4], ranked(6, np.float64, repeat)[:4]
+        right = (x @ (y[:2] + y[2:])).sum()
+        check("partitioned", program(jax.device_put(x, rows), jax.device_put(y, rows)), right)
+
+
 def donated_training() -> None:
     """400 un-awaited calls of a donated training step beside an evaluation thread."""
     sharding = NamedSharding(mesh, P("i"))
@@ -266,6 +284,7 @@ if __name__ == "__main__":
                 cycle,
                 report_while_stuck,
                 donated_training,
+                partitioned,
             )
         }
     )

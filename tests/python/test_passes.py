@@ -3,6 +3,7 @@
 
 import functools
 import operator
+import re
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from jax import lax
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dfccl import _passes
@@ -417,6 +419,47 @@ def test_programs_that_wait_for_nothing_else_are_closed():
         return jax.pure_callback(lambda v: v, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
     assert closed(lambda x: callback(call(x))) == {0}
+
+
+COLUMNS = P(None, "i")
+SHARED = NamedSharding(Mesh(np.array(jax.devices()), ("i",)), P())
+SQUARE = np.ones((DEVICES, DEVICES), np.float32)
+
+
+@pytest.mark.parametrize(
+    "is_closed, program, sharding, out_sharding",
+    [
+        (1, lambda rows, columns: rows, None, None),
+        (1, lambda rows, columns: rows, SPLIT, SPLIT),
+        (1, lambda rows, columns: rows, P(), None),  # each device cuts its part out
+        (0, lambda rows, columns: rows, COLUMNS, None),
+        (0, lambda rows, columns: rows, None, COLUMNS),
+        (1, lambda rows, columns: lambda x: rows(rows(x)), None, None),
+        (0, lambda rows, columns: lambda x: columns(rows(x)), None, None),
+        (0, lambda rows, columns: lambda x: (rows(x), columns(x)), None, None),
+        (0, lambda rows, columns: lambda x: rows(x).sum(), None, None),
+        (0, lambda rows, columns: lambda x: rows(2 * x), None, None),
+        (1, lambda rows, columns: lambda x: rows(jnp.zeros((8, 8))), None, None),
+    ],
+)
+def test_programs_that_the_compiler_may_communicate_in_are_not_closed(
+    is_closed, program, sharding, out_sharding
+):
+    """Between the manual computations: to reshard, or to compute with sharded values."""
+
+    def mapped(split):
+        return jax.shard_map(
+            call, mesh=SHARED.mesh, in_specs=split, out_specs=split, check_vma=False
+        )
+
+    x = SQUARE
+    if sharding is not None:
+        x = jax.device_put(x, SHARED.update(spec=sharding))
+    out = None if out_sharding is None else SHARED.update(spec=out_sharding)
+    lowered = jax.jit(program(mapped(SPLIT), mapped(COLUMNS)), out_shardings=out).lower(x)
+    module = lowered.compiler_ir("stablehlo")
+    _passes.rewrite(module, lambda i: f"line {i}", lambda site: None)
+    assert set(re.findall(r"closed = (\d)", str(module))) == {str(is_closed)}
 
 
 def run_in_order(module):

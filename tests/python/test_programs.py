@@ -46,6 +46,7 @@ def run(program: str, case: str, *options: str, limit_s: int = 120, one_core: bo
         "cycle",
         "report_while_stuck",
         "donated_training",
+        "partitioned",
     ],
 )
 def test_one_process(case):
