@@ -17,9 +17,26 @@ from jax_dfccl import lax as lax
 from jax_dfccl._all_reduce import all_reduce as all_reduce
 from jax_dfccl._all_reduce import max_with_index as max_with_index
 from jax_dfccl._all_reduce import min_with_index as min_with_index
+from jax_dfccl._barrier import barrier as barrier
+from jax_dfccl._exchange import all_to_all as all_to_all
+from jax_dfccl._exchange import all_to_all_v as all_to_all_v
+from jax_dfccl._exchange import ragged_all_to_all as ragged_all_to_all
+from jax_dfccl._gather import all_gather as all_gather
+from jax_dfccl._gather import all_gather_v as all_gather_v
+from jax_dfccl._gather import gather as gather
+from jax_dfccl._grouped import grouped as grouped
 from jax_dfccl._override import override_lax as override_lax
+from jax_dfccl._permute import ppermute as ppermute
+from jax_dfccl._permute import send_recv as send_recv
 from jax_dfccl._report import Report as Report
 from jax_dfccl._report import report as report
+from jax_dfccl._root import broadcast as broadcast
+from jax_dfccl._root import reduce as reduce
+from jax_dfccl._scan import exclusive_scan as exclusive_scan
+from jax_dfccl._scan import inclusive_scan as inclusive_scan
+from jax_dfccl._scatter import reduce_scatter as reduce_scatter
+from jax_dfccl._scatter import scatter as scatter
+from jax_dfccl._sharded import sharded as sharded
 
 try:
     __version__ = _version("jax-dfccl")
@@ -29,10 +46,27 @@ except _PackageNotFoundError:  # run from the source tree
 __all__ = [
     "Report",
     "__version__",
+    "all_gather",
+    "all_gather_v",
     "all_reduce",
+    "all_to_all",
+    "all_to_all_v",
+    "barrier",
+    "broadcast",
+    "exclusive_scan",
+    "gather",
+    "grouped",
+    "inclusive_scan",
     "lax",
     "max_with_index",
     "min_with_index",
     "override_lax",
+    "ppermute",
+    "ragged_all_to_all",
+    "reduce",
+    "reduce_scatter",
     "report",
+    "scatter",
+    "send_recv",
+    "sharded",
 ]

@@ -34,8 +34,8 @@ def barrier(x: Any, axis_name: AxisName, **options: Unpack[Options]) -> Any:
         `x`, with the same values. Derivatives pass through it without a barrier of their own.
     """
     call = check("barrier", axis_name, **options)
-    leaves, tree = jax.tree.flatten(x)
-    arrays = [as_array("barrier", leaf, "x") for leaf in leaves]
+    leaves, tree = jax.tree_util.tree_flatten_with_path(x)
+    arrays = [as_array("barrier", leaf, "x" + jax.tree_util.keystr(path)) for path, leaf in leaves]
     if not call.axes:
         return x
     sent = sum((_trace_of(array) for array in arrays), start=jnp.zeros((1,), np.int32))

@@ -71,7 +71,7 @@ def note_call() -> None:
 def install_hooks(
     rewrite: Callable[[ir.Module], Any],
     holds_calls: Callable[[ir.Module], bool],
-    begin_executable: Callable[[], Any],
+    begin_executable: Callable[[ir.Module], Any],
 ) -> None:
     """Hooks into JAX's lowering and compilation; a second call changes nothing.
 
@@ -83,7 +83,8 @@ def install_hooks(
     Args:
       rewrite: Changes a lowered module in place; called for those that `note_call` was called for.
       holds_calls: Whether a module that is to be compiled holds calls of ours.
-      begin_executable: Called just before such a module is compiled or loaded.
+      begin_executable: Called with such a module just before it is compiled or loaded; may change
+        it in place.
     """
     lower = _hookable(mlir, "lower_jaxpr_to_module")
     load = _hookable(compiler, "compile_or_get_cached")
@@ -108,7 +109,7 @@ def install_hooks(
         if not holds_calls(computation):
             return load(backend, computation, *args, **kwargs)
         with _loading:
-            begin_executable()
+            begin_executable(computation)
             return load(backend, computation, *args, **kwargs)
 
     for wrapper in (lower_and_rewrite, begin_and_load):

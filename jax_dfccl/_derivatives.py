@@ -136,8 +136,10 @@ def _everyones(x: Any, key: Any, params: dict[str, Any], role: str) -> tuple[Any
     axes, groups = params["axes"], params["groups"]
     size = group_size(axes, groups)
     call = derived(_common(params), role)
-    # A sum of arrays that are zero but for one member's slot: groups' sizes may differ.
-    slots = _along(0, x.ndim, size if groups is None else max(map(len, groups)))
+    if isinstance(size, int):
+        return bind("all_gather", x, *key, **call), False
+    # Sizes differ, shapes may not: a sum of arrays that are zero but for one member's slot.
+    slots = _along(0, x.ndim, max(map(len, groups)))
     spread = jnp.where(slots == rank(axes, groups), x, 0)
     return bind("all_reduce", spread, *key, **call, op="sum"), slots >= size
 

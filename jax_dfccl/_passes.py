@@ -912,16 +912,37 @@ def holds_calls(module: Any) -> bool:
     return found
 
 
+def _reopen(module: Any) -> None:
+    """Sets `closed` right in a program that a reloaded one (`jax.export`) was made a part of."""
+    with module.context:
+        if not _survey(module).may_wait:
+            return
+
+        def visit(op: Any) -> Any:
+            if op.name == "stablehlo.custom_call" and _target(op) in (CALL, START, DONE):
+                config = {entry.name: entry.attr for entry in op.attributes["mhlo.backend_config"]}
+                op.attributes["mhlo.backend_config"] = ir.DictAttr.get(config | {"closed": _i64(0)})
+            return ir.WalkResult.ADVANCE
+
+        with ir.Location.unknown():
+            module.operation.walk(visit)
+
+
 def install(
     describe: Callable[[int], str],
     register: Callable[[Site], None],
     begin_executable: Callable[[], Any],
 ) -> None:
     """Hooks `rewrite` into JAX; the lowering rules of our calls must call `_compat.note_call`."""
+
+    def prepare(module: Any) -> None:
+        _reopen(module)
+        begin_executable()
+
     _compat.install_hooks(
         rewrite=lambda module: rewrite(module, describe, register),
         holds_calls=holds_calls,
-        begin_executable=begin_executable,
+        begin_executable=prepare,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Unpack
 
 import jax
+import jax.numpy as jnp
 
 from jax_dfccl._arguments import AxisName, Call, Options, check, check_member
 from jax_dfccl._reductions import moved
@@ -86,11 +87,14 @@ def send_recv(
     if source == target:
         raise ValueError(f"send_recv: source and target are both {source}; they must differ")
     others = tuple((member,) for member in range(call.size) if member not in (source, target))
+    received = call.rank == target
     call = dataclasses.replace(call, groups=((source, target), *others))
 
     def of_leaf(call: Call, leaf: Any, where: str) -> Any:
         del where
-        return moved(call, "permute", leaf, pairs=((0, 1),))
+        # A group of the two, of which the first has the value; all others are alone.
+        value = moved(call, "broadcast", leaf, root=0)
+        return jnp.where(received, value, jnp.zeros_like(value))
 
     return call.map(x, of_leaf)
 

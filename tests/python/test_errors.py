@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from collectives import folders, movers, shape_for
 from jax.sharding import PartitionSpec as P
 from members import data, make_mesh, spmd
 
+import jax_dfccl
 from jax_dfccl import _lowering, all_reduce, report
 from jax_dfccl._config import ALGORITHMS, Config
 from jax_dfccl._report import Report
@@ -338,3 +340,108 @@ def test_groups_across_processes():
             process.kill()
     for out, err in outputs:
         assert "in processes [0, 1]; collectives between processes are not there yet" in out, err
+
+
+# Other collectives --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [*movers(), *folders("sum")], ids=str)
+def test_every_function_checks_what_all_have_in_common(case):
+    """And says its own name."""
+    function = case.name.removesuffix("(sum)").split("(")[0]
+    x = data(shape_for(case, (2,)))
+    for arguments, error, match in [
+        ({"axis_name": 0}, TypeError, "must name mesh or vmap axes"),
+        ({"axis_name": "k"}, NameError, "no axis is named 'k' here"),
+        ({"axis_name": ("i", "i")}, ValueError, "repeats an axis"),
+        ({"name": ""}, ValueError, "name is empty"),
+        ({"key": 1}, ValueError, "key is given without name"),
+        ({"priority": 0.5}, TypeError, "must be a Python int"),
+        ({"timeout": -1}, ValueError, "must be a positive"),
+        ({"axis_index_groups": [[0]]}, ValueError, "leaves out"),
+    ]:
+        axis_name = arguments.pop("axis_name", "i")
+        with pytest.raises(error, match=f"{function}: .*{match}"):
+            spmd(lambda x, a=axis_name, o=arguments: case.call(x[0], a, **o))(x)
+    with pytest.raises(TypeError, match=rf"{function}: x\['k'\] is a str"):
+        spmd(lambda x: case.call({"k": "text"}, "i"))(x)
+    with pytest.raises(NameError, match=rf"{function}: .*use jax\.shard_map"):
+        case.call(x[0], "i")
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        spmd(lambda x: case.call(x[0], "i", tile=True))(x)
+    if case.even:
+        groups = [[0, 1, 2, 3, 4], [5, 6, 7]]
+        with pytest.raises(ValueError, match=f"{function}: .*groups of different sizes"):
+            spmd(lambda x: case.call(x[0], "i", axis_index_groups=groups))(x)
+    mesh = make_mesh((4, 2), ("i", "j"))
+    partly = jax.shard_map(
+        lambda x: case.call(x[0], "i"),
+        mesh=mesh, in_specs=P("i"), out_specs=P("i"), axis_names={"i"},
+    )  # fmt: skip
+    with pytest.raises(NotImplementedError, match=f"{function}: .*to the compiler"):
+        partly(x)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda j, x: j.all_gather(x, "i", axis=3), ValueError, "all_gather: axis is 3.*3 dim"),
+        (lambda j, x: j.all_gather(x, "i", axis=-4), ValueError, "all_gather: axis is -4"),
+        (lambda j, x: j.all_gather(x[0, 0], "i", tiled=True), ValueError, "0 dimensions"),
+        (lambda j, x: j.all_gather(x, "i", axis="0"), TypeError, "axis is '0'; it must be an int"),
+        (lambda j, x: j.gather(x, "i", 8), ValueError, "gather: root is 8.*only 8 members"),
+        (lambda j, x: j.gather(x, "i", x), TypeError, "gather: root is .*a Python int"),
+        (lambda j, x: j.broadcast(x, "i", -9), ValueError, "broadcast: root is -9"),
+        (lambda j, x: j.reduce(x, "i", 0, op="avg"), ValueError, "reduce: op is 'avg'"),
+        (lambda j, x: j.reduce(x, "i", 0, op="xor"), TypeError, "reduce: op 'xor' is for bool"),
+        (
+            lambda j, x: j.reduce_scatter(x, "i"),
+            ValueError,
+            "reduce_scatter: dimension 0 of x has size 7; with tiled=False it must be the number",
+        ),
+        (
+            lambda j, x: j.reduce_scatter({"w": x}, "i", tiled=True),
+            ValueError,
+            r"dimension 0 of x\['w'\] has size 7; with tiled=True it must be a multiple",
+        ),
+        (
+            lambda j, x: j.reduce_scatter(x, "i", scatter_dimension=2),
+            ValueError,
+            "scatter_dimension is 2",
+        ),
+        (lambda j, x: j.scatter(x, "i", 0, axis=1), ValueError, "scatter: dimension 1 of x has"),
+        (lambda j, x: j.all_to_all(x, "i", 2, 0), ValueError, "all_to_all: split_axis is 2"),
+        (lambda j, x: j.all_to_all(x, "i", 0, 5), ValueError, "all_to_all: concat_axis is 5"),
+        (lambda j, x: j.ppermute(x, "i", [(0, 8)]), ValueError, "a target in perm is 8"),
+        (lambda j, x: j.ppermute(x, "i", [(0, 1), (0, 2)]), ValueError, "0 twice as a source"),
+        (lambda j, x: j.ppermute(x, "i", [(0, 1), (2, -7)]), ValueError, "1 twice as a target"),
+        (lambda j, x: j.ppermute(x, "i", [0, 1]), TypeError, "a sequence of pairs"),
+        (lambda j, x: j.send_recv(x, "i", 1, -7), ValueError, "are both 1; they must differ"),
+        (
+            lambda j, x: j.send_recv(x, "i", 1, 2, axis_index_groups=[]),
+            TypeError,
+            "source and target are the group",
+        ),
+        (lambda j, x: j.inclusive_scan(x, "i", op="mean"), ValueError, "inclusive_scan: op is"),
+        (lambda j, x: j.exclusive_scan(x, "i", op="nor"), ValueError, "exclusive_scan: op is"),
+        (lambda j, x: j.all_reduce(x, "i", op="max", scale=2), ValueError, "scale is for sum"),
+        (lambda j, x: j.all_reduce(x, "i", scale=x), TypeError, r"scale has shape \(7, 3\)"),
+        (
+            lambda j, x: j.all_reduce(x.astype(int), "i", scale=0.5),
+            TypeError,
+            "scale has dtype float32.*without changing its type",
+        ),
+        (lambda j, x: j.max_with_index(1j * x, "i"), TypeError, "max_with_index: op 'max' is not"),
+    ],
+)
+def test_own_arguments(call, error, match):
+    with pytest.raises(error, match=match):
+        spmd(lambda x: call(jax_dfccl, x[0]))(np.zeros((8, 7, 3), np.float32))
+
+
+def test_unreduced_operands():
+    def f(x):
+        return jax_dfccl.all_gather(jax.lax.pcast(x, "i", to="unreduced"), "i")
+
+    with pytest.raises(Exception, match="unreduced"):
+        spmd(f, check_vma=True)(X)

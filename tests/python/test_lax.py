@@ -398,7 +398,6 @@ def test_bool_is_scattered_as_int32():
         (lambda m, x: m.ppermute(x, "i", [(0, 1), (0, 2)]), ValueError, "twice"),
         (lambda m, x: m.pshuffle(x, "i", [0, 0, 1]), ValueError, "not represent a permutation"),
     ],
-    ids=str,
 )
 def test_errors_of_movers_are_errors(call, kind, message):
     x = data((8, 3, 5))
@@ -420,7 +419,6 @@ def test_errors_of_movers_are_errors(call, kind, message):
         ),
         (lambda m, x: m.pbroadcast(x, "i", 8), ValueError, "is 8"),
     ],
-    ids=str,
 )
 def test_raw_errors_of_lax_have_names(call, kind, message):
     """Index errors, verifier errors and failed assertions of lax."""

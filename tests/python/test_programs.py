@@ -93,6 +93,23 @@ def test_buffers(case):
     run("buffers", case)
 
 
+@pytest.mark.parametrize(
+    "case", ["order", "different_kinds", "depth", "loops", "random_orders", "pipelines"]
+)
+def test_kinds(case):
+    run("kinds", case, limit_s=240)
+
+
+def test_kinds_exported_and_reloaded(tmp_path):
+    run("kinds", "exported", str(tmp_path / "program"))
+    run("kinds", "reloaded", str(tmp_path / "program"))
+
+
+def test_kinds_from_the_persistent_cache(tmp_path):
+    run("kinds", "cached", str(tmp_path), "miss")
+    run("kinds", "cached", str(tmp_path), "hit")
+
+
 @pytest.mark.parametrize("case", ["idle", "quits"])
 def test_late_member(case):
     run("late", case)

@@ -6,6 +6,7 @@ References use NumPy's functions by default and those of `jax.numpy` where they 
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,7 +52,7 @@ def fold(xs: Any, op: str, xp: Any = np) -> Any:
 def running(xs: Any, op: str, xp: Any = np, *, reverse: bool = False) -> Any:
     """The folds up to and with each."""
     rows = list(xs)[::-1] if reverse else list(xs)
-    folds = [fold(rows[: k + 1], op, xp) for k in range(len(rows))]
+    folds = list(itertools.accumulate(rows, getattr(xp, COMBINE[op])))
     return xp.stack(folds[::-1] if reverse else folds)
 
 
