@@ -270,7 +270,7 @@ MOVERS = {
     "all_to_all, tiled": lambda m, x: m.all_to_all(x, "i", 1, 0, tiled=True),
     "pswapaxes": lambda m, x: m.pswapaxes(x, "i", 0),
     "ppermute": lambda m, x: m.ppermute(x, "i", PERM),
-    "ppermute, zip": lambda m, x: m.ppermute(x, "i", zip(range(4), range(4, 8), strict=True)),
+    "ppermute, tuple": lambda m, x: m.ppermute(x, "i", ((0, 4), (1, 5), (2, 6), (3, 7))),
     "ppermute, negative": lambda m, x: m.ppermute(x, "i", [(-1, 0), (2, -2)]),
     "ppermute, nothing": lambda m, x: m.ppermute(x, "i", []),
     "pshuffle": lambda m, x: m.pshuffle(x, "i", [3, 1, 7, 0, 2, 6, 5, 4]),
