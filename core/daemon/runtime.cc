@@ -63,6 +63,11 @@ int AvailableCores() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
+// Empty arrays may have no address, which memcpy must not be given.
+void CopyBytes(void* to, const void* from, int64_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+
 bool AlgorithmNamed(const std::string& name, Algorithm* algorithm) {
   for (int i = 0; i < kAlgorithmCount; ++i) {
     if (name != AlgorithmName(static_cast<Algorithm>(i))) continue;
@@ -318,7 +323,7 @@ const RaggedSlot* RuntimeImpl::TakeRagged(const RaggedPart& part, Operation* ope
   slot->source_rows = part.source_rows;
   slot->result_rows = part.result_rows;
   if (part.initial != result && operation->result_bytes > 0) {
-    std::memcpy(result, part.initial, operation->result_bytes);
+    CopyBytes(result, part.initial, operation->result_bytes);
   }
   return slot;
 }
@@ -352,7 +357,7 @@ void RuntimeImpl::Enter(Operation* operation, const Submission& submission) {
   const bool overwritten = source == submission.result && shape.bytes > 0;
   if (submission.stage_source || (overwritten && !shape.chosen.plan->in_place)) {
     operation->staged_source = buffers_.Allocate(std::max<size_t>(1, shape.source_bytes));
-    std::memcpy(operation->staged_source, source, shape.source_bytes);
+    CopyBytes(operation->staged_source, source, shape.source_bytes);
     source = operation->staged_source;
   }
   void* result = submission.result;
@@ -421,7 +426,7 @@ bool RuntimeImpl::OnFinish(Operation* operation, Callback function, void* argume
 }
 
 void RuntimeImpl::Collect(Operation* operation, void* destination) {
-  std::memcpy(destination, operation->owned_result, operation->result_bytes);
+  CopyBytes(destination, operation->owned_result, operation->result_bytes);
   Release(operation);
 }
 
