@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is refused while tracing, and that the message says what was wrong and what is accepted."""
 
-import socket
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -13,6 +10,7 @@ import pytest
 from collectives import folders, movers, shape_for
 from jax.sharding import PartitionSpec as P
 from members import data, make_mesh, spmd
+from processes import outputs_of_two
 
 import jax_dfccl
 from jax_dfccl import _lowering, all_reduce, report
@@ -297,13 +295,6 @@ def test_calls_are_kept_once_per_place():
 
 
 TWO_PROCESSES = """
-import sys
-import jax, jax_dfccl, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 2)
-jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
-mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("process", "device"))
 x = jax.make_array_from_callback(
     (2, 2), NamedSharding(mesh, P("process", "device")), lambda i: np.arange(4.0).reshape(2, 2)[i]
 )
@@ -321,24 +312,7 @@ except NotImplementedError as error:
 
 
 def test_groups_across_processes():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", TWO_PROCESSES, address, str(rank)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=100) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for out, err in outputs:
+    for out, err in outputs_of_two(TWO_PROCESSES):
         assert "in processes [0, 1]; collectives between processes are not there yet" in out, err
 
 

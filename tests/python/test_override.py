@@ -2,9 +2,6 @@
 """override_lax: lax's programs give lax's results on the daemon; the counts are exact."""
 
 import doctest
-import socket
-import subprocess
-import sys
 import threading
 
 import jax
@@ -16,6 +13,7 @@ from jax._src.lax import parallel
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from members import assert_same_bits, data, make_mesh, per_member, spmd
+from processes import outputs_of_two
 from test_programs import run
 
 import jax_dfccl
@@ -437,14 +435,7 @@ def test_arguments():
 
 
 TWO_PROCESSES = """
-import sys
-import jax, jax_dfccl, numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 2)
-jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
-mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("process", "device"))
 everywhere = P("process", "device")
 x = jax.make_array_from_callback(
     (2, 2), NamedSharding(mesh, everywhere), lambda i: np.array([[1.0, 2.0], [4.0, 8.0]])[i]
@@ -462,24 +453,7 @@ print("right")
 
 
 def test_groups_across_processes_are_kept():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-P", "-c", TWO_PROCESSES, address, str(rank)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=100) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for out, err in outputs:
+    for out, err in outputs_of_two(TWO_PROCESSES):
         assert out.splitlines()[-1:] == ["right"], err
 
 
