@@ -7,20 +7,23 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import N, case_arguments, check, main, mesh, ranked, spmd
+from common import N, case_arguments, check, in_threads, main, mesh, ranked, spmd
 from jax import export, lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import jax_dfccl
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from collectives import Case, expected, folders, movers, shape_for
+from collectives import Case, composed, expected, folders, movers, shape_for
 
-CASES = [*movers(), *folders("sum"), *folders("max")[:3]]
+CASES = [*movers(), *folders("sum"), *folders("max")[:3], *composed()]
 
 
-def _operand(case: Case, count: int, seed: int) -> np.ndarray:
-    shape = shape_for(case, (count,), N)
+def operand(case: Case, count: int, seed: int, group: int = N) -> np.ndarray:
+    """What all members have, for a collective over groups of `group`."""
+    shape = shape_for(case, (count,), N, group)
     return ranked(int(np.prod(shape[1:])), np.float32, seed).reshape(shape)
 
 
@@ -32,7 +35,7 @@ def _deep(x, depth: int):
     return flat.reshape(x.shape)
 
 
-def _run(f, operands) -> list[np.ndarray]:
+def run(f, operands) -> list[np.ndarray]:
     def on_each(*rows):
         return tuple(y[None] for y in f(*(row[0] for row in rows)))
 
@@ -43,7 +46,7 @@ def order() -> None:
     """Each operation twice, under names, in opposite order, in both of XLA's executors."""
     for case in CASES:
         for count, thunks in ((1, 0), (16, 12), (1024, 0), (16384, 0)):
-            x, y = _operand(case, count, 1), _operand(case, count, 2)
+            x, y = operand(case, count, 1), operand(case, count, 2)
 
             def f(x, y, case=case, thunks=thunks):
                 def even(x, y):
@@ -57,15 +60,15 @@ def order() -> None:
 
                 return lax.cond(lax.axis_index("i") % 2 == 0, even, odd, x, y)
 
-            a, b, _ = _run(f, (x, y))
+            a, b, _ = run(f, (x, y))
             check(f"{case} a of {count}", a, expected(case, x, None))
             check(f"{case} b of {count}", b, expected(case, y, None))
 
 
 def different_kinds() -> None:
-    """Each operation with the next in the list, in opposite order."""
+    """Each operation with the next in the list, of another size and type, in opposite order."""
     for first, second in zip(CASES, CASES[1:] + CASES[:1], strict=True):
-        x, y = _operand(first, 33, 1), _operand(second, 700, 2)
+        x, y = operand(first, 33, 1), operand(second, 700, 2).astype(np.int16)
 
         def f(x, y, first=first, second=second):
             def even(x, y):
@@ -77,7 +80,7 @@ def different_kinds() -> None:
 
             return lax.cond(lax.axis_index("i") % 2 == 0, even, odd, x, y)
 
-        a, b = _run(f, (x, y))
+        a, b = run(f, (x, y))
         check(f"{first} beside {second}", a, expected(first, x, None))
         check(f"{second} beside {first}", b, expected(second, y, None))
 
@@ -85,7 +88,7 @@ def different_kinds() -> None:
 def depth() -> None:
     """Two operations at unequal depth: A first and shallow here, last and deep there."""
     for first, second in zip(CASES, CASES[3:] + CASES[:3], strict=True):
-        x, y = _operand(first, 8, 3), _operand(second, 8, 4)
+        x, y = operand(first, 8, 3), operand(second, 8, 4)
 
         def f(x, y, first=first, second=second):
             def even(x, y):
@@ -97,7 +100,7 @@ def depth() -> None:
 
             return lax.cond(lax.axis_index("i") % 2 == 0, even, odd, x, y)
 
-        a, b = _run(f, (x, y))
+        a, b = run(f, (x, y))
         check(f"{first} at unequal depth", a, expected(first, x, None))
         check(f"{second} at unequal depth", b, expected(second, y, None))
 
@@ -105,7 +108,7 @@ def depth() -> None:
 def loops() -> None:
     """Scan bodies inside the branches, with the operations in another order in each."""
     for case in CASES:
-        xs = np.stack([_operand(case, 5, k) for k in range(4)], axis=1)
+        xs = np.stack([operand(case, 5, k) for k in range(4)], axis=1)
 
         def f(xs, case=case):
             def even(xs):
@@ -124,7 +127,7 @@ def loops() -> None:
 
             return lax.cond(lax.axis_index("i") % 2 == 0, even, odd, xs)
 
-        a, b = _run(f, (xs,))
+        a, b = run(f, (xs,))
         for k in range(4):
             check(f"{case} a in step {k}", a[:, k], expected(case, xs[:, k], None))
             check(f"{case} b in step {k}", b[:, k], expected(case, xs[:, k] + 1, None))
@@ -151,14 +154,67 @@ def random_orders() -> None:
 
     program = spmd(on_each)
     for launch in range(40):
-        xs = [_operand(case, 33, launch) for case in CASES]
+        xs = [operand(case, 33, launch) for case in CASES]
         for case, x, got in zip(CASES, xs, program(np.full(N, launch, np.int32), *xs), strict=True):
             check(f"{case} in launch {launch}", got, expected(case, x, None))
 
 
+def threads() -> None:
+    """Four Python threads run all operations, each in its own order, and do not wait for any."""
+    programs = [spmd(lambda x, c=case: c.call(x[0], "i")[None]) for case in CASES]
+
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        launches = []
+        for _ in range(10):
+            for k in rng.permutation(len(CASES)):
+                x = operand(CASES[k], 65, int(rng.integers(99)))
+                launches.append((CASES[k], x, programs[k](x)))
+        for case, x, got in launches:
+            check(f"{case} in threads", got, expected(case, x, None))
+
+    in_threads([(work, seed) for seed in range(4)])
+
+
+def neighbours() -> None:
+    """Stages that exchange with both neighbours, odd ones in the opposite order.
+
+    First numbers of rows, then the rows, then a message each way.
+    """
+    right = [(k, (k + 1) % N) for k in range(N)]
+    left = [(k, (k - 1) % N) for k in range(N)]
+    rows = [1 + k % 3 for k in range(N)]
+
+    def exchange(x, perm, name):
+        to = jnp.asarray([target for _, target in perm])[lax.axis_index("i")]
+        sizes = jnp.zeros(N, int).at[to].set(jnp.asarray(rows)[lax.axis_index("i")])
+        got, _ = jax_dfccl.all_to_all_v(x, "i", sizes, rows=3, name=f"{name} rows")
+        return got, jax_dfccl.ppermute(x[0], "i", perm, name=name)
+
+    def f(x):
+        def even(x):
+            return exchange(x, right, "right"), exchange(-x, left, "left")
+
+        def odd(x):
+            back = exchange(-x, left, "left")
+            return exchange(x + 0 * back[1], right, "right"), back
+
+        return jax.tree.leaves(lax.cond(lax.axis_index("i") % 2 == 0, even, odd, x))
+
+    program = spmd(lambda x: [y[None] for y in f(x[0])])
+    for seed in range(20):
+        x = ranked(3 * 5, np.float32, seed).reshape(N, 3, 5)
+        sent = np.where(np.arange(3)[:, None] < np.asarray(rows)[:, None, None], x, 0)
+        rows_right, first_right, rows_left, first_left = program(x)
+        check("rows to the right", rows_right, np.roll(sent, 1, 0))
+        check("to the right", first_right, np.roll(x[:, 0], 1, 0))
+        check("rows to the left", rows_left, -np.roll(sent, -1, 0))
+        check("to the left", first_left, -np.roll(x[:, 0], -1, 0))
+
+
 def pipelines() -> None:
     """Chains of partial permutations, whose members wait only for their neighbours."""
-    from jax_dfccl import ppermute
+    ppermute = jax_dfccl.ppermute
 
     def f(x):
         forwards = backwards = x
@@ -171,7 +227,7 @@ def pipelines() -> None:
         return forwards, backwards, around
 
     x = ranked(257, np.float32, 3)
-    forwards, backwards, around = _run(f, (x,))
+    forwards, backwards, around = run(f, (x,))
     steps = np.arange(1, N + 1)[:, None] + 0 * x
     check("forwards", forwards, steps)
     check("backwards", backwards, steps[::-1])
@@ -196,7 +252,7 @@ def _all(*rows):
 
 def _check_all(what: str, program) -> None:
     for launch in range(3):
-        xs = [_operand(case, 21, launch) for case in CASES]
+        xs = [operand(case, 21, launch) for case in CASES]
         placed = [jax.device_put(x, NamedSharding(mesh, P("i"))) for x in xs]
         results = program(*placed)
         for case, x, got in zip(CASES + CASES, xs + xs, results, strict=True):
@@ -209,7 +265,7 @@ _CUSTOM_CALLS = ("dfccl_collective", "dfccl_collective_start", "dfccl_collective
 def exported() -> None:
     """Writes the program to a file with `jax.export`."""
     allowed = [export.DisabledSafetyCheck.custom_call(name) for name in _CUSTOM_CALLS]
-    operands = [_operand(case, 21, 0) for case in CASES]
+    operands = [operand(case, 21, 0) for case in CASES]
     program = export.export(spmd(_all), disabled_checks=allowed)(*operands)
     Path(case_arguments[0]).write_bytes(program.serialize())
 
@@ -228,7 +284,7 @@ def reloaded() -> None:
         return [total(y) for y in program(*(total(x) for x in xs))]
 
     for launch in range(20):
-        xs = [_operand(case, 21, launch) for case in CASES]
+        xs = [operand(case, 21, launch) for case in CASES]
         placed = [jax.device_put(x, NamedSharding(mesh, P("i"))) for x in xs]
         for case, x, got in zip(CASES + CASES, xs + xs, beside_native(*placed), strict=True):
             own = np.broadcast_to(x.sum(0), x.shape)
@@ -259,8 +315,8 @@ if __name__ == "__main__":
         {
             f.__name__: f
             for f in (
-                order, different_kinds, depth, loops, random_orders, pipelines, exported, reloaded,
-                cached,
+                order, different_kinds, depth, loops, random_orders, threads, neighbours, pipelines,
+                exported, reloaded, cached,
             )
         }
     )  # fmt: skip

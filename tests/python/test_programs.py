@@ -94,10 +94,47 @@ def test_buffers(case):
 
 
 @pytest.mark.parametrize(
-    "case", ["order", "different_kinds", "depth", "loops", "random_orders", "pipelines"]
+    "case",
+    [
+        "order",
+        "different_kinds",
+        "depth",
+        "loops",
+        "random_orders",
+        "threads",
+        "neighbours",
+        "pipelines",
+    ],
 )
 def test_kinds(case):
     run("kinds", case, limit_s=240)
+
+
+@pytest.mark.parametrize("case", ["different_kinds", "neighbours", "pipelines"])
+def test_kinds_between_two_devices(case):
+    """Where the next stage is the one before, too."""
+    run("kinds", case, "--devices", "2")
+
+
+@pytest.mark.parametrize("case", ["random_sequences", "disjoint"])
+def test_overlapping(case):
+    run("overlapping", case)
+
+
+@pytest.mark.soak
+def test_many_random_sequences():
+    run("overlapping", "random_sequences", "--repeats", "4000", limit_s=3600)
+
+
+@pytest.mark.parametrize("case", ["missing", "raises", "late"])
+def test_failing(case):
+    run("failing", case)
+
+
+@pytest.mark.soak
+def test_very_late():
+    """Longer than XLA lets its own collectives wait."""
+    run("failing", "late", "45", limit_s=300)
 
 
 def test_kinds_exported_and_reloaded(tmp_path):

@@ -10,7 +10,9 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 import jax_dfccl
 
@@ -37,6 +39,8 @@ class Case:
     parts: bool = False  # what a member has is one part per member
     even: bool = False  # needs groups of one size
     linear: bool = True
+    vital: int = 0  # a member that some of the others need, and that needs some
+    grouped: bool = True  # takes axis_index_groups
 
     def __str__(self) -> str:
         return self.name
@@ -105,12 +109,14 @@ def movers() -> list[Case]:
             "broadcast",
             lambda x, i, **o: j.broadcast(x, i, 1, **o),
             lambda xs, xp=np: xp.broadcast_to(xs[1], xs.shape),
+            vital=1,
         ),
         Case(
             "gather",
             lambda x, i, **o: j.gather(x, i, -1, **o),
             lambda xs, xp=np: at(-1, xs, xs, xp),
             even=True,
+            vital=-1,
         ),
         Case(
             "scatter",
@@ -118,6 +124,7 @@ def movers() -> list[Case]:
             lambda xs, xp=np: xs[1],
             parts=True,
             even=True,
+            vital=1,
         ),
         Case("barrier", j.barrier, lambda xs, xp=np: xs),
     ]
@@ -167,6 +174,129 @@ def folders(op: str, neutral: Any = 0) -> list[Case]:
             ),
         ]
     return cases
+
+
+def _place(axis: Any, groups: Any) -> tuple[Any, int]:
+    """This member's rank in its group, and how many that has."""
+    index = lax.axis_index(axis)
+    if groups is None:
+        return index, lax.axis_size(axis)
+    ranks = {member: rank for group in groups for rank, member in enumerate(group)}
+    return jnp.asarray([ranks[member] for member in range(len(ranks))])[index], len(groups[0])
+
+
+def _sent(members: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """An uneven exchange: [from, to] rows, where they begin at the sender, and at the receiver."""
+    rows = np.add.outer(np.arange(members), np.arange(members)) % 3
+    return rows, np.cumsum(rows, 1) - rows, np.cumsum(rows, 0) - rows
+
+
+def _all_gather_v(x: Any, axis: Any, **options: Any) -> Any:
+    sizes = [1 + k % 2 for k in range(_place(axis, options.get("axis_index_groups"))[1])]
+    return jax_dfccl.all_gather_v(jnp.stack([x, x + 1]), axis, sizes, **options)
+
+
+def _all_to_all_v(x: Any, axis: Any, **options: Any) -> Any:
+    rank, members = _place(axis, options.get("axis_index_groups"))
+    rows = jnp.asarray(_sent(members)[0])[rank]
+    return jax_dfccl.all_to_all_v(jnp.tile(x, _twice(x)), axis, rows, rows=2 * members, **options)[
+        0
+    ]
+
+
+def _ragged_all_to_all(x: Any, axis: Any, **options: Any) -> Any:
+    rank, members = _place(axis, options.get("axis_index_groups"))
+    rows, begins, places = map(jnp.asarray, _sent(members))
+    source = jnp.tile(x, _twice(x))
+    indices = begins[rank], rows[rank], places[rank], rows[:, rank]
+    return jax_dfccl.ragged_all_to_all(
+        source, jnp.zeros_like(source), *indices, axis_name=axis, **options
+    )
+
+
+def _twice(x: Any) -> tuple[int, ...]:
+    return (2, *(1,) * (x.ndim - 1))
+
+
+def _exchanged(xs: Any, xp: Any) -> Any:
+    members = len(xs)
+    rows, begins, _ = _sent(members)
+    sources = [xp.tile(x, _twice(x)) for x in xs]
+    padding = xp.zeros_like(sources[0])
+    results = []
+    for to in range(members):
+        parts = [
+            source[begins[r, to] : begins[r, to] + rows[r, to]] for r, source in enumerate(sources)
+        ]
+        results.append(xp.concatenate([*parts, padding])[: 2 * members])
+    return xp.stack(results)
+
+
+def composed() -> list[Case]:
+    """Collectives that are made of others, or send rows whose number differs."""
+    j = jax_dfccl
+
+    def both(x: Any, axis: Any, **options: Any) -> Any:
+        groups = options.pop("axis_index_groups", None)
+        calls = {
+            "total": lambda: j.all_reduce(x, axis, axis_index_groups=groups),
+            "first": lambda: j.broadcast(x, axis, 0, axis_index_groups=groups),
+        }
+        results = j.grouped(calls, **options)
+        return jnp.stack([results["total"], results["first"]])
+
+    def largest(x: Any, axis: Any, **options: Any) -> Any:
+        value, index = j.max_with_index(x, axis, **options)
+        return jnp.stack([value, index.astype(x.dtype)])
+
+    def all_of(rows: Any, xs: Any, xp: Any) -> Any:
+        return xp.broadcast_to(rows, (len(xs), *rows.shape))
+
+    return [
+        Case(
+            "all_gather_v",
+            _all_gather_v,
+            lambda xs, xp=np: all_of(
+                xp.concatenate([xp.stack([x, x + 1])[: 1 + k % 2] for k, x in enumerate(xs)]),
+                xs,
+                xp,
+            ),
+            even=True,
+        ),
+        Case(
+            "all_to_all_v",
+            _all_to_all_v,
+            lambda xs, xp=np: _exchanged(xs, xp),
+            parts=True,
+            even=True,
+        ),
+        Case(
+            "ragged_all_to_all",
+            _ragged_all_to_all,
+            lambda xs, xp=np: _exchanged(xs, xp),
+            parts=True,
+            even=True,
+        ),
+        Case(
+            "send_recv",
+            lambda x, i, axis_index_groups=None, **o: j.send_recv(x, i, 0, -1, **o),
+            lambda xs, xp=np: moved_by([(0, len(xs) - 1)], xs, xp),
+            grouped=False,
+        ),
+        Case(
+            "max_with_index",
+            largest,
+            lambda xs, xp=np: all_of(
+                xp.stack([xp.max(xs, 0), xp.argmax(xs, 0).astype(xs.dtype)]), xs, xp
+            ),
+            linear=False,
+        ),
+        Case(
+            "grouped",
+            both,
+            lambda xs, xp=np: all_of(xp.stack([fold(xs, "sum", xp), xs[0]]), xs, xp),
+        ),
+    ]
 
 
 def neutral(op: str, dtype: Any) -> Any:
