@@ -28,7 +28,6 @@ import atexit
 import dataclasses
 import functools
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -148,19 +147,9 @@ def _lower(
     mesh = context.mesh
     check_all_axes_manual(kind.shown, mesh, context.manual_axes)
     members = replica_groups(mesh.shape, axes, groups)
-    if all(len(group) == 1 for group in members):
-        specific = {name: params[name] for name in ("op", "root", "pairs") if name in params}
-        alone = functools.partial(_alone, kind, **specific)
-        return mlir.lower_fun(alone, multiple_results=False)(ctx, *operands)
     if reverse:
         members = tuple(group[::-1] for group in members)
     return emit(ctx, *operands, kind=kind.name, members=members, **params)
-
-
-def _alone(kind: Kind, *operands: Any, **specific: Any) -> Any:
-    """What the only member of a group gets."""
-    arrays = tuple(x[None] for x in operands[: array_count(kind.name)])
-    return _local.evaluate(kind.name, arrays, None, **specific)[0]
 
 
 def emit(
@@ -170,7 +159,7 @@ def emit(
     members: Groups,
     op: str = "",
     root: int = 0,
-    pairs: Sequence[tuple[int, int]] = (),
+    pairs: tuple[tuple[int, int], ...] = (),
     name: str = "",
     priority: int = 0,
     timeout_us: int = 0,
@@ -178,8 +167,15 @@ def emit(
     """Emits the custom call. `ctx` has the types of its operands (arrays, key) and of its result.
 
     `members` are the groups, as positions in the mesh of the manual code that it stands in; `root`
-    and `pairs` are indices in each group.
+    and `pairs` are indices in each group. Groups of one member need no call.
     """
+    if all(len(group) == 1 for group in members):
+
+        def alone(*operands: Any) -> Any:
+            arrays = tuple(x[None] for x in operands[: array_count(kind)])
+            return _local.evaluate(kind, arrays, None, op=op, root=root, pairs=pairs)[0]
+
+        return mlir.lower_fun(alone, multiple_results=False)(ctx, *operands)
     register()
     _compat.note_call()
 

@@ -261,8 +261,6 @@ def _ragged_all_to_all(
 def _members(mesh: Any, axes: Any, axis_index_groups: Any, of_one_size: bool = False) -> Groups:
     axes = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
     members = replica_groups(mesh.shape, axes, axis_index_groups)
-    if all(len(group) == 1 for group in members):
-        raise _Keep("one member")
     if spanned_processes(mesh, members):
         raise _Keep("several processes")
     if of_one_size and len(set(map(len, members))) > 1:
