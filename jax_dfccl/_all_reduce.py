@@ -60,8 +60,8 @@ def all_reduce(
 
     Args:
         x: an array, a scalar, or a pytree of them, of any shape (also empty), the same on all
-            members. bool; integers of 2 to 64 bits; floats of 4 to 64 bits; complex. A Python int
-            without `name` is reduced while tracing, to a Python number, so
+            members. Its dtype: bool; integers of 2 to 64 bits; floats of 4 to 64 bits; complex. A
+            Python int without `name` is reduced while tracing, to a Python number, so
             `all_reduce(1, axis_name)` is the number of members.
         axis_name: the mesh axis or `jax.vmap` axis to reduce over, or a tuple of them. An empty
             tuple returns `x`.
@@ -127,15 +127,23 @@ def min_with_index(x: Any, axis_name: AxisName, **options: Unpack[Options]) -> t
     True
 
     Element by element. Of members that are tied, the one with the lowest rank is named; NaN is
-    less than all numbers. A named call is two calls, the second named "NAME/index".
+    less than all numbers.
+
+    **Order.** Two calls of `all_reduce`, matched as those are; of a named call the second is named
+    "NAME/index".
+
+    **Differentiation.** The minimum as that of `all_reduce`; ranks have no derivative.
 
     Args:
-        x: an array, a scalar or a pytree of them.
+        x: as for `all_reduce`, but not complex.
         axis_name: as for `all_reduce`.
         **options: as for `all_reduce`.
 
     Returns:
-        The minimum, which can be differentiated, and the ranks (int32): two of what `x` is.
+        The minimum and the ranks (int32): two of what `x` is.
+
+    Raises:
+        As `all_reduce` does.
     """
     return _with_index("min_with_index", x, axis_name, "min", **options)
 
@@ -155,13 +163,21 @@ def max_with_index(x: Any, axis_name: AxisName, **options: Unpack[Options]) -> t
 
     As `min_with_index`, but for the maximum; NaN is greater than all numbers.
 
+    **Order.** Two calls of `all_reduce`, matched as those are; of a named call the second is named
+    "NAME/index".
+
+    **Differentiation.** The maximum as that of `all_reduce`; ranks have no derivative.
+
     Args:
-        x: an array, a scalar or a pytree of them.
+        x: as for `all_reduce`, but not complex.
         axis_name: as for `all_reduce`.
         **options: as for `all_reduce`.
 
     Returns:
-        The maximum, which can be differentiated, and the ranks (int32): two of what `x` is.
+        The maximum and the ranks (int32): two of what `x` is.
+
+    Raises:
+        As `all_reduce` does.
     """
     return _with_index("max_with_index", x, axis_name, "max", **options)
 

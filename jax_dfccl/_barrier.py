@@ -25,13 +25,20 @@ def barrier(x: Any, axis_name: AxisName, **options: Unpack[Options]) -> Any:
     A program has no order but that of its data: what must come after the barrier has to use its
     result, and what must come before it has to be in `x`.
 
+    **Order.** Matched as `all_reduce` is. Every member waits for all.
+
+    **Differentiation.** Derivatives pass through it, without a barrier of their own.
+
     Args:
-        x: an array, a scalar or a pytree of them. Members' shapes may differ.
+        x: an array, a scalar or a pytree of them, of any dtype. Members' shapes may differ.
         axis_name: as for `all_reduce`. An empty tuple returns `x`.
         **options: as for `all_reduce`.
 
     Returns:
-        `x`, with the same values. Derivatives pass through it without a barrier of their own.
+        `x`, with the same values.
+
+    Raises:
+        As `all_reduce` does.
     """
     call = check("barrier", axis_name, **options)
     leaves, tree = jax.tree_util.tree_flatten_with_path(x)

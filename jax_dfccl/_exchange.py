@@ -35,6 +35,10 @@ def all_to_all(
     >>> f = jax.shard_map(rows_to_columns, mesh=mesh, in_specs=P("i"), out_specs=P(None, "i"))
     >>> np.testing.assert_array_equal(jax.jit(f)(x), x)
 
+    **Order.** Matched as `all_reduce` is. Every member waits for all.
+
+    **Differentiation.** Linear; the transpose sends everything back the way it came.
+
     Args:
         x: an array or a pytree of them, the same shapes on all members, of any dtype.
         axis_name: as for `all_reduce`. An empty tuple returns `x`.
@@ -48,6 +52,10 @@ def all_to_all(
     Returns:
         Like `x`, with `split_axis` divided by and `concat_axis` multiplied by the number of
         members.
+
+    Raises:
+        As `all_reduce` does, and ValueError for a dimension that does not divide into the members'
+        parts.
     """
     call = check("all_to_all", axis_name, **options)
     if not call.axes:
@@ -92,8 +100,13 @@ def ragged_all_to_all(
     The four arrays of offsets and sizes are read at run time; ranges outside the arrays, and sizes
     that sender and receiver do not agree on, are an error on every member.
 
+    **Order.** Matched as `all_reduce` is. Every member waits for all.
+
+    **Differentiation.** Linear in `operand` and `output`. The transpose sends rows back and adds up
+    those that went to several members, for which it takes a copy of `operand` for each member.
+
     Args:
-        operand: an array; the rows along its leading dimension are sent.
+        operand: an array of any dtype; the rows along its leading dimension are sent.
         output: what the result is where nothing is received: an array with rows of the same shape.
         input_offsets: integers [n * k]: where each slice begins in `operand`.
         send_sizes: integers [n * k]: its number of rows.
@@ -104,6 +117,9 @@ def ragged_all_to_all(
 
     Returns:
         `output` with the received rows. Numbers of rows may differ between members' calls.
+
+    Raises:
+        As `all_reduce` does, and ValueError for arrays whose shapes or types do not fit.
     """
     function = "ragged_all_to_all"
     call = check(function, axis_name, **options)
@@ -159,18 +175,26 @@ def all_to_all_v(
     Two small collectives tell everyone what comes; `ragged_all_to_all` does without where that is
     known.
 
+    **Order.** Matched as `all_reduce` is. Every member waits for all. A named call is several
+    calls; the names of the others begin with its own.
+
+    **Differentiation.** Linear in `x`, as `ragged_all_to_all` is in its operand.
+
     Args:
-        x: an array or a pytree of them; its rows are sent: first those for the first member, then
-            those for the second, and so on. Further rows stay.
+        x: an array or a pytree of them, the same shapes on all members, of any dtype. Its rows are
+            sent: first those for the first member, then those for the second, and so on. Further
+            rows stay.
         axis_name: as for `all_reduce`.
         send_sizes: integers [n]: how many rows go to each member.
         rows: how many rows the result has; more than that must not come.
-        **options: as for `all_reduce`. A named call is several calls; the names of the others
-            begin with its own.
+        **options: as for `all_reduce`.
 
     Returns:
         What came from the first member, then from the second, and so on, then zeros; and integers
         [n]: how many rows came from each.
+
+    Raises:
+        As `all_reduce` does, and ValueError for sizes that are not one integer for each member.
     """
     function = "all_to_all_v"
     call = check(function, axis_name, **options)

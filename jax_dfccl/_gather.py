@@ -27,6 +27,10 @@ def all_gather(
     >>> y = jax.jit(jax.shard_map(whole, mesh=mesh, in_specs=P("i"), out_specs=P("i")))(x)
     >>> np.testing.assert_array_equal(y, np.tile(x, jax.device_count()))
 
+    **Order.** Matched as `all_reduce` is. Every member waits for all.
+
+    **Differentiation.** Linear; the transpose is `reduce_scatter`.
+
     Args:
         x: an array, a scalar or a pytree of them, the same shapes on all members, of any dtype.
         axis_name: as for `all_reduce`. An empty tuple returns `x`.
@@ -36,6 +40,9 @@ def all_gather(
 
     Returns:
         Like `x`, with members along `axis`. Under `check_vma` it varies over `axis_name`.
+
+    Raises:
+        As `all_reduce` does.
     """
     call = check("all_gather", axis_name, **options)
     return gathered(call, "all_gather", x, axis, tiled)
@@ -63,6 +70,10 @@ def gather(
     >>> y[:-len(x)].any().item()
     False
 
+    **Order.** Matched as `all_reduce` is. The root waits for all, the others for the root only.
+
+    **Differentiation.** Linear; the transpose is `scatter` with the same root.
+
     Args:
         x: an array, a scalar or a pytree of them, the same shapes on all members, of any dtype.
         axis_name: as for `all_reduce`. An empty tuple returns `x`.
@@ -73,6 +84,9 @@ def gather(
 
     Returns:
         At the root what `all_gather` returns, elsewhere zeros.
+
+    Raises:
+        As `all_reduce` does.
     """
     call = check("gather", axis_name, **options)
     root = check_member("gather", "root", root, call.group_size)
@@ -94,9 +108,13 @@ def all_gather_v(
     >>> y = jax.jit(jax.shard_map(whole, mesh=mesh, in_specs=P("i"), out_specs=P("i")))(x)
     >>> np.testing.assert_array_equal(y, np.tile(np.delete(x, 1), n))
 
+    **Order.** Matched as `all_reduce` is. Every member waits for all.
+
+    **Differentiation.** Linear in `x`; the transpose adds up what all members' rows bring back.
+
     Args:
-        x: an array or a pytree of them, the same shapes on all members: the first rows are given,
-            the others are padding.
+        x: an array or a pytree of them, the same shapes on all members, of any dtype: the first
+            rows are given, the others are padding.
         axis_name: as for `all_reduce`.
         sizes: how many rows each member of the group gives, by rank: a list of ints, or an array
             that is known at run time only; equal on all members.
@@ -105,6 +123,9 @@ def all_gather_v(
 
     Returns:
         The members' rows one after the other, then zeros.
+
+    Raises:
+        As `all_reduce` does, and ValueError for sizes that are no list of one size for each member.
     """
     function = "all_gather_v"
     call = check(function, axis_name, **options)

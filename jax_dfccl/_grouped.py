@@ -55,8 +55,10 @@ def grouped(
     >>> bool((y["total"] == x.sum()).all()) and bool((y["whole"].reshape(len(x), -1) == x).all())
     True
 
-    With names (its own, or the calls'), all are started before any is waited for. Without, they
-    are matched as separate calls are: by their place in the program.
+    **Order.** With names (its own, or the calls'), all are started before any is waited for.
+    Without, they are matched as separate calls are: by their place in the program.
+
+    **Differentiation.** As the calls.
 
     Args:
         calls: functions without arguments that make a call each, in a list or under labels in a
@@ -69,6 +71,10 @@ def grouped(
 
     Returns:
         The results, as a list or a dict with the same labels.
+
+    Raises:
+        What the calls raise; ValueError for a key without a name, and TypeError for what is no
+        function.
     """
     if key is not None and name is None:
         raise ValueError("grouped: key is given without name; give both or neither")

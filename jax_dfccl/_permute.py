@@ -27,6 +27,10 @@ def ppermute(
     >>> y = jax.jit(jax.shard_map(from_left, mesh=mesh, in_specs=P("i"), out_specs=P("i")))(x)
     >>> np.testing.assert_array_equal(y, np.arange(n))
 
+    **Order.** Matched as `all_reduce` is. A member waits for its source and for its target only.
+
+    **Differentiation.** Linear; the transpose sends everything back.
+
     Args:
         x: an array, a scalar or a pytree of them, the same shapes on all members, of any dtype.
         axis_name: as for `all_reduce`. As in JAX, members along several mesh axes are counted in
@@ -37,6 +41,10 @@ def ppermute(
 
     Returns:
         Like `x`: what the source paired with this member has; zeros without one.
+
+    Raises:
+        As `all_reduce` does, and ValueError for pairs that repeat a source or a target, or name no
+        member.
     """
     call = check("ppermute", _in_mesh_order(axis_name), **options)
     pairs = _check_perm(call, perm)
@@ -68,6 +76,10 @@ def send_recv(
     or with one `name` from branches of their own, which the others need not take. Use the result
     on both sides, or JAX removes the call.
 
+    **Order.** Matched as `all_reduce` is. The two wait for each other, nobody else for anyone.
+
+    **Differentiation.** Linear; the transpose sends from the target to the source.
+
     Args:
         x: an array, a scalar or a pytree of them, the same shapes on both members, of any dtype.
             Only the source's values count.
@@ -78,6 +90,9 @@ def send_recv(
 
     Returns:
         At the target what the source has; zeros on all others.
+
+    Raises:
+        As `all_reduce` does, and ValueError for a source and a target that are the same.
     """
     if options.get("axis_index_groups") is not None:
         raise TypeError("send_recv: axis_index_groups is given; source and target are the group")

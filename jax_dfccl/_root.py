@@ -19,6 +19,11 @@ def broadcast(x: Any, axis_name: AxisName, root: int, **options: Unpack[Options]
     >>> y = jax.jit(jax.shard_map(from_last, mesh=mesh, in_specs=P("i"), out_specs=P("i")))(x)
     >>> np.testing.assert_array_equal(y, np.full_like(x, x[-1]))
 
+    **Order.** Matched as `all_reduce` is. The root waits until all have its array, the others for
+    the root only.
+
+    **Differentiation.** Linear; the transpose is `reduce` with the same root.
+
     Args:
         x: an array, a scalar or a pytree of them, the same shapes on all members, of any dtype.
             Only the root's values count.
@@ -28,6 +33,9 @@ def broadcast(x: Any, axis_name: AxisName, root: int, **options: Unpack[Options]
 
     Returns:
         Like `x`. Under `check_vma` it varies over `axis_name`, as in JAX.
+
+    Raises:
+        As `all_reduce` does.
     """
     call = check("broadcast", axis_name, **options)
     root = check_member("broadcast", "root", root, call.smallest_group)
@@ -61,6 +69,12 @@ def reduce(
     >>> y = jax.jit(jax.shard_map(at_first, mesh=mesh, in_specs=P("i"), out_specs=P("i")))(x)
     >>> np.testing.assert_array_equal(y, np.where(x == 0, x.max(), 0))
 
+    **Order.** Matched, and folded in the same order, as `all_reduce` is. Every member waits for
+    all.
+
+    **Differentiation.** For sums and means linear, with a broadcast from the root as transpose;
+    other folds as for `all_reduce`.
+
     Args:
         x: as for `all_reduce`.
         axis_name: as for `all_reduce`.
@@ -71,6 +85,9 @@ def reduce(
 
     Returns:
         At the root what `all_reduce` returns, elsewhere zeros.
+
+    Raises:
+        As `all_reduce` does.
     """
     check_op("reduce", op, scale)
     call = check("reduce", axis_name, **options)

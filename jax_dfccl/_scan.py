@@ -32,6 +32,12 @@ def inclusive_scan(
     Over members, not over a dimension of `x` (that is `jax.numpy.cumsum`) and not in a loop (that
     is `jax.lax.scan`).
 
+    **Order.** Matched, and folded in the same order, as `all_reduce` is. A member waits for those
+    that it folds and for the next, which reads what it has.
+
+    **Differentiation.** For sums linear, with the scan in the other direction as transpose; for
+    other folds members' operands are gathered.
+
     Args:
         x: as for `all_reduce`.
         axis_name: as for `all_reduce`.
@@ -41,6 +47,9 @@ def inclusive_scan(
 
     Returns:
         Like `x`; different on every member.
+
+    Raises:
+        As `all_reduce` does.
     """
     return _scan("inclusive_scan", "scan", x, axis_name, op, reverse, **options)
 
@@ -64,6 +73,10 @@ def exclusive_scan(
     >>> y = jax.jit(jax.shard_map(offset, mesh=mesh, in_specs=P("i"), out_specs=P("i")))(x)
     >>> np.testing.assert_array_equal(y, x.cumsum() - x)
 
+    **Order.** As for `inclusive_scan`.
+
+    **Differentiation.** As for `inclusive_scan`.
+
     Args:
         x: as for `all_reduce`.
         axis_name: as for `all_reduce`.
@@ -74,6 +87,9 @@ def exclusive_scan(
     Returns:
         Like `x`; different on every member. The first gets the value that changes nothing: 0 for
         sums, 1 for products, the largest value of the type for minima, and so on.
+
+    Raises:
+        As `all_reduce` does.
     """
     return _scan("exclusive_scan", "exscan", x, axis_name, op, reverse, **options)
 

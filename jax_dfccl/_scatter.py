@@ -30,8 +30,15 @@ def reduce_scatter(
     >>> y = jax.jit(jax.shard_map(sums, mesh=mesh, in_specs=P("i"), out_specs=P("i")))(x)
     >>> np.testing.assert_array_equal(y, x.sum(0))
 
+    **Order.** Matched, and folded in the same order, as `all_reduce` is. Every member waits for
+    all.
+
+    **Differentiation.** For sums and means linear, with `all_gather` as transpose; other folds as
+    for `all_reduce`.
+
     Args:
-        x: an array or a pytree of them, the same shapes on all members.
+        x: an array or a pytree of them, the same shapes on all members, of the dtypes that
+            `all_reduce` takes.
         axis_name: as for `all_reduce`. An empty tuple returns `x`.
         op: as for `all_reduce`.
         scale: as for `all_reduce`.
@@ -42,6 +49,10 @@ def reduce_scatter(
 
     Returns:
         Like `x`, with this member's part of `scatter_dimension`.
+
+    Raises:
+        As `all_reduce` does, and ValueError for a dimension that does not divide into the members'
+        parts.
     """
     check_op("reduce_scatter", op, scale)
     call = check("reduce_scatter", axis_name, **options)
@@ -76,6 +87,11 @@ def scatter(
     >>> y = jax.jit(jax.shard_map(from_first, mesh=mesh, in_specs=P("i"), out_specs=P("i")))(x)
     >>> np.testing.assert_array_equal(y, x[0])
 
+    **Order.** Matched as `all_reduce` is. The root waits until all have their parts, the others for
+    the root only.
+
+    **Differentiation.** Linear; the transpose is `gather` with the same root.
+
     Args:
         x: an array or a pytree of them, the same shapes on all members, of any dtype. Only the
             root's values count.
@@ -87,6 +103,10 @@ def scatter(
 
     Returns:
         Like `x`, with this member's part of `axis`.
+
+    Raises:
+        As `all_reduce` does, and ValueError for a dimension that does not divide into the members'
+        parts.
     """
     call = check("scatter", axis_name, **options)
     root = check_member("scatter", "root", root, call.group_size)

@@ -42,8 +42,12 @@ def sharded(
     others it takes over. And it never gathers unasked: an operand that is known to be split along
     a dimension that its spec leaves whole is refused; reshard it first where that is meant.
 
+    **Order.** The calls in `f` are matched as everywhere.
+
+    **Differentiation.** As `jax.shard_map`.
+
     Args:
-        f: a function of shards; without it a decorator is returned.
+        f: a function of shards, of any shapes and dtypes; without it a decorator is returned.
         in_specs: as for `jax.shard_map`, naming every axis that an argument is split over. None:
             as the arguments are split, which is known of arrays outside `jax.jit` and of Explicit
             axes; under `jax.jit` Auto axes must be named.
@@ -53,6 +57,10 @@ def sharded(
 
     Returns:
         A function of arrays with the arguments of `f`.
+
+    Raises:
+        What `f` raises; ValueError, when it is called, where there is no mesh, a sharding is not
+        known, or an argument would be gathered.
     """
     if f is None:
         return functools.partial(

@@ -5,7 +5,8 @@
 
 What `jax.lax` computes, these compute, with the same types; where it refuses a call or lets the
 compiler stumble over it, these give the value or say what is wrong. docs/lax.md lists the
-differences. To give calls names, keys, priorities or time limits, use the functions of `jax_dfccl`.
+differences. To give calls names, keys, priorities or time limits, use the functions of `jax_dfccl`,
+whose documentation also says who waits for whom, what is raised, and how each is differentiated.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -41,6 +42,12 @@ AxisIndexGroups = Sequence[Sequence[int]] | None
 def psum(x: Any, axis_name: AxisName, *, axis_index_groups: AxisIndexGroups = None) -> Any:
     """The sum over a mapped axis, as `jax.lax.psum`.
 
+    >>> import jax, numpy as np
+    >>> from jax_dfccl import lax as dlax
+    >>> f = jax.vmap(lambda x: dlax.psum(x, "i"), axis_name="i")
+    >>> f(np.arange(3)).tolist()
+    [3, 3, 3]
+
     Args:
         x: an array, a scalar, or a pytree of them; bool is summed as int32. If nothing in it is
             traced, it is multiplied by the number of members, so that `psum(1, axis_name)` is that
@@ -48,6 +55,9 @@ def psum(x: Any, axis_name: AxisName, *, axis_index_groups: AxisIndexGroups = No
         axis_name: an axis, or a tuple of axes (possibly empty). An int among them is a dimension
             of the array itself.
         axis_index_groups: splits the axis into groups, which sum for themselves; sizes may differ.
+
+    Returns:
+        Like `x`, without the dimensions that `axis_name` names.
     """
     axes = _axes(axis_name)
     if not axes:
@@ -73,10 +83,19 @@ def psum(x: Any, axis_name: AxisName, *, axis_index_groups: AxisIndexGroups = No
 def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: AxisIndexGroups = None) -> Any:
     """The mean over a mapped axis, as `jax.lax.pmean`: the sum divided by the number of members.
 
+    >>> import jax, numpy as np
+    >>> from jax_dfccl import lax as dlax
+    >>> f = jax.vmap(lambda x: dlax.pmean(x, "i"), axis_name="i")
+    >>> f(np.arange(3)).tolist()
+    [1.0, 1.0, 1.0]
+
     Args:
         x: an array, a scalar, or a pytree of them.
         axis_name: an axis, or a tuple of axes.
         axis_index_groups: as for `psum`.
+
+    Returns:
+        Like `x`; of integers, floats.
     """
     axes = _axes(axis_name)
     if any(isinstance(axis, int) for axis in axes):
@@ -89,10 +108,19 @@ def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: AxisIndexGroups = N
 def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: AxisIndexGroups = None) -> Any:
     """The maximum over a mapped axis, as `jax.lax.pmax`. It can be differentiated.
 
+    >>> import jax, numpy as np
+    >>> from jax_dfccl import lax as dlax
+    >>> f = jax.vmap(lambda x: dlax.pmax(x, "i"), axis_name="i")
+    >>> f(np.arange(3)).tolist()
+    [2, 2, 2]
+
     Args:
         x: an array, a scalar, or a pytree of them.
         axis_name: as for `psum`.
         axis_index_groups: as for `psum`.
+
+    Returns:
+        Like `x`, without the dimensions that `axis_name` names.
     """
     return _reduce(x, _axes(axis_name), "max", axis_index_groups)
 
@@ -100,10 +128,19 @@ def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: AxisIndexGroups = No
 def pmin(x: Any, axis_name: AxisName, *, axis_index_groups: AxisIndexGroups = None) -> Any:
     """The minimum over a mapped axis, as `jax.lax.pmin`. It can be differentiated.
 
+    >>> import jax, numpy as np
+    >>> from jax_dfccl import lax as dlax
+    >>> f = jax.vmap(lambda x: dlax.pmin(x, "i"), axis_name="i")
+    >>> f(np.arange(3)).tolist()
+    [0, 0, 0]
+
     Args:
         x: an array, a scalar, or a pytree of them.
         axis_name: as for `psum`.
         axis_index_groups: as for `psum`.
+
+    Returns:
+        Like `x`, without the dimensions that `axis_name` names.
     """
     return _reduce(x, _axes(axis_name), "min", axis_index_groups)
 
@@ -119,6 +156,12 @@ def all_gather(
 ) -> Any:
     """The arrays of all members along a dimension, as `jax.lax.all_gather`.
 
+    >>> import jax, numpy as np
+    >>> from jax_dfccl import lax as dlax
+    >>> f = jax.vmap(lambda x: dlax.all_gather(x, "i"), axis_name="i")
+    >>> f(np.arange(2)).tolist()
+    [[0, 1], [0, 1]]
+
     Args:
         x: an array, a scalar, or a pytree of them.
         axis_name: an axis, or a tuple of axes.
@@ -126,6 +169,9 @@ def all_gather(
         axis: the dimension of the result.
         tiled: whether that dimension is one of `x`.
         to: "varying"; the other types of result are there under `override_lax` only.
+
+    Returns:
+        Like `x`, with a dimension of all members, or with `axis` that many times as large.
     """
     if to != "varying":
         raise ValueError(
@@ -147,12 +193,21 @@ def psum_scatter(
 ) -> Any:
     """This member's part of the sum over a mapped axis, as `jax.lax.psum_scatter`.
 
+    >>> import jax, numpy as np
+    >>> from jax_dfccl import lax as dlax
+    >>> f = jax.vmap(lambda x: dlax.psum_scatter(x, "i"), axis_name="i")
+    >>> f(np.arange(4).reshape(2, 2)).tolist()
+    [2, 4]
+
     Args:
         x: an array or a pytree of them; bool is summed as int32.
         axis_name: an axis, or a tuple of axes.
         scatter_dimension: the dimension that holds the parts.
         axis_index_groups: groups of one size, which sum for themselves.
         tiled: whether the dimension stays, with its size divided by the number of members.
+
+    Returns:
+        Like `x`, with this member's part of `scatter_dimension`.
     """
     return _scatter.reduce_scatter(
         x,
@@ -174,6 +229,12 @@ def all_to_all(
 ) -> Any:
     """Maps a dimension and puts the mapped axis into another, as `jax.lax.all_to_all`.
 
+    >>> import jax, numpy as np
+    >>> from jax_dfccl import lax as dlax
+    >>> f = jax.vmap(lambda x: dlax.all_to_all(x, "i", 0, 0), axis_name="i")
+    >>> f(np.arange(4).reshape(2, 2)).tolist()
+    [[0, 2], [1, 3]]
+
     Args:
         x: an array or a pytree of them.
         axis_name: an axis, or a tuple of axes.
@@ -181,6 +242,10 @@ def all_to_all(
         concat_axis: the dimension of the result along which theirs are put.
         axis_index_groups: groups of one size, which exchange for themselves.
         tiled: whether no dimension is added or removed.
+
+    Returns:
+        Like `x`, with `split_axis` divided by and `concat_axis` multiplied by the number of
+        members.
     """
     if not _axes(axis_name):
         return x if tiled else jax.tree.map(lambda y: _moved_one(y, split_axis, concat_axis), x)
@@ -194,11 +259,20 @@ def pswapaxes(
 ) -> Any:
     """Swaps the mapped axis with a dimension of the same size, as `jax.lax.pswapaxes`.
 
+    >>> import jax, numpy as np
+    >>> from jax_dfccl import lax as dlax
+    >>> f = jax.vmap(lambda x: dlax.pswapaxes(x, "i", 0), axis_name="i")
+    >>> f(np.arange(4).reshape(2, 2)).tolist()
+    [[0, 2], [1, 3]]
+
     Args:
         x: an array or a pytree of them.
         axis_name: an axis, or a tuple of axes.
         axis: the dimension.
         axis_index_groups: groups of one size, which exchange for themselves.
+
+    Returns:
+        Like `x`.
     """
     return all_to_all(x, axis_name, axis, axis, axis_index_groups=axis_index_groups)
 
@@ -206,10 +280,19 @@ def pswapaxes(
 def ppermute(x: Any, axis_name: AxisName, perm: Iterable[tuple[int, int]]) -> Any:
     """Sends arrays from member to member, as `jax.lax.ppermute`; zeros where none comes.
 
+    >>> import jax, numpy as np
+    >>> from jax_dfccl import lax as dlax
+    >>> f = jax.vmap(lambda x: dlax.ppermute(x, "i", [(0, 1), (1, 2)]), axis_name="i")
+    >>> f(np.arange(1, 4)).tolist()
+    [0, 1, 2]
+
     Args:
         x: an array, a scalar, or a pytree of them.
         axis_name: an axis, or a tuple of axes.
         perm: pairs (source, destination).
+
+    Returns:
+        Like `x`.
     """
     perm = list(perm)  # which may be an iterator
     y = _permute.ppermute(x, axis_name, perm)
@@ -220,10 +303,19 @@ def ppermute(x: Any, axis_name: AxisName, perm: Iterable[tuple[int, int]]) -> An
 def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
     """Sends arrays from member to member, as `jax.lax.pshuffle`.
 
+    >>> import jax, numpy as np
+    >>> from jax_dfccl import lax as dlax
+    >>> f = jax.vmap(lambda x: dlax.pshuffle(x, "i", [2, 0, 1]), axis_name="i")
+    >>> f(np.arange(3)).tolist()
+    [2, 0, 1]
+
     Args:
         x: an array, a scalar, or a pytree of them.
         axis_name: an axis, or a tuple of axes.
         perm: the source of each member's result; every member once.
+
+    Returns:
+        Like `x`.
     """
     if sorted(perm) != list(range(len(perm))):
         raise ValueError(f"`perm` does not represent a permutation: {perm}")
@@ -233,10 +325,19 @@ def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
 def pbroadcast(x: Any, axis_name: AxisName, source: int) -> Any:
     """What one member has, as `jax.lax.pbroadcast`, which is not there on CPU.
 
+    >>> import jax, numpy as np
+    >>> from jax_dfccl import lax as dlax
+    >>> f = jax.vmap(lambda x: dlax.pbroadcast(x, "i", 2), axis_name="i")
+    >>> f(np.arange(3)).tolist()
+    [2, 2, 2]
+
     Args:
         x: an array, a scalar, or a pytree of them.
         axis_name: an axis, or a tuple of axes.
         source: the member's index.
+
+    Returns:
+        Like `x`.
     """
     return _root.broadcast(x, axis_name, source)
 
@@ -254,6 +355,17 @@ def ragged_all_to_all(
 ) -> Any:
     """Sends rows to every member, as `jax.lax.ragged_all_to_all`, which is not there on CPU.
 
+    >>> import jax, numpy as np
+    >>> from jax_dfccl import lax as dlax
+    >>> def to_the_right(row):  # of two members, the first sends its row to the second
+    ...     me = jax.lax.axis_index("i")
+    ...     send, place = np.array([0, 1]) * (me == 0), np.zeros(2, int)
+    ...     receive = np.array([1, 0]) * (me == 1)
+    ...     return dlax.ragged_all_to_all(
+    ...         row, 0 * row, place, send, place, receive, axis_name="i")
+    >>> jax.vmap(to_the_right, axis_name="i")(np.array([[7], [8]])).tolist()
+    [[0], [7]]
+
     Args:
         operand: the array whose rows are sent.
         output: what the result is where nothing is received.
@@ -263,6 +375,9 @@ def ragged_all_to_all(
         recv_sizes: the number of rows that come from each member.
         axis_name: an axis, or a tuple of axes.
         axis_index_groups: groups of one size, which exchange for themselves.
+
+    Returns:
+        `output` with the received rows.
     """
     return _exchange.ragged_all_to_all(
         operand,
