@@ -14,7 +14,8 @@ all_gather, of the operand of a reduce_scatter), `algbw` = size / time, and `bus
 shape, a slice or a tiling leads back to it; all implementations pay for it. For all_reduce, `roof`
 is the part of the memory roofline reached: the time of a plain loop with n reads and n writes of
 the buffer (the better of normal and non-temporal stores, two threads), measured in the same run,
-divided by ours.
+divided by ours. `--op all` is all operations, one after the other; ragged_all_to_all is not in XLA
+for CPUs, so nothing is compared there.
 """
 
 import argparse
@@ -35,6 +36,7 @@ BARS = {
     "reduce_scatter": [(64 << 10, 3.0), (64 << 20, 1.0)],
     "all_to_all": [(64 << 10, 3.0), (64 << 20, 1.0)],
     "ppermute": [(64 << 20, 1.0)],
+    "ragged_all_to_all": [],
 }
 BUS_FACTORS = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -42,6 +44,7 @@ BUS_FACTORS = {
     "reduce_scatter": lambda n: (n - 1) / n,
     "all_to_all": lambda n: (n - 1) / n,
     "ppermute": lambda n: 1,
+    "ragged_all_to_all": lambda n: (n - 1) / n,
 }
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -74,7 +77,7 @@ def size_text(size: int) -> str:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--op", default="all_reduce", choices=list(BARS))
+    parser.add_argument("--op", default="all_reduce", choices=["all", *BARS])
     parser.add_argument("--devices", type=int, default=8, help="virtual CPU devices (default 8)")
     parser.add_argument("--sizes", type=parse_sizes, default=parse_sizes("4:64M"))
     parser.add_argument("--dtype", default="float32")
@@ -87,13 +90,24 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def _calls(op: str, n: int, *, ours: bool):
-    """One link of a chain: a function of a member's operand that returns the next operand."""
+    """One link of a chain: a function of a member's operand that returns the next operand.
+
+    None: there is none.
+    """
     import jax
     import jax.numpy as jnp
 
     import jax_dfccl
 
     ring = [(i, (i + 1) % n) for i in range(n)]
+
+    def ragged(x):
+        sizes = jnp.full(n, len(x) // n)
+        places = jnp.full(n, jax.lax.axis_index("i") * (len(x) // n))
+        return jax_dfccl.ragged_all_to_all(
+            x, x, jnp.arange(n) * sizes, sizes, places, sizes, axis_name="i"
+        )
+
     if op == "all_reduce":
         call = jax_dfccl.all_reduce if ours else jax.lax.psum
         return lambda x: call(x, "i")
@@ -107,6 +121,8 @@ def _calls(op: str, n: int, *, ours: bool):
     if op == "all_to_all":
         exchange = jax_dfccl.all_to_all if ours else jax.lax.all_to_all
         return lambda x: exchange(x, "i", 0, 0, tiled=True)
+    if op == "ragged_all_to_all":
+        return ragged if ours else None
     permute = jax_dfccl.ppermute if ours else jax.lax.ppermute
     return lambda x: permute(x, "i", ring)
 
@@ -122,7 +138,7 @@ def _reference(op: str, x):
         return np.tile(x[1 % n], (n, 1))
     if op == "reduce_scatter":
         return np.tile(x.sum(0).reshape(n, -1) * 0.125, (1, n))
-    if op == "all_to_all":
+    if op in ("all_to_all", "ragged_all_to_all"):
         return x.reshape(n, n, -1).swapaxes(0, 1).reshape(n, -1)
     return np.roll(x, 1, axis=0)
 
@@ -135,22 +151,51 @@ def main() -> int:
     )
     import jax
     import numpy as np
-    from jax.sharding import Mesh, NamedSharding
+    from jax.sharding import Mesh
+
+    import jax_dfccl
+
+    jax.config.update("jax_enable_x64", args.dtype.endswith("64"))
+    peers = [peer for peer in args.against.split(",") if peer and peer != "none"]
+    if unknown := [peer for peer in peers if peer != "lax"]:
+        print(f"--against {','.join(unknown)}: not known here; known: lax", file=sys.stderr)
+        return 2
+    print(
+        f"# jax_dfccl {jax_dfccl.__version__}, jax {jax.__version__}, {platform.processor()}, "
+        f"{os.cpu_count()} cores, {args.devices} devices in one process, {args.dtype}, "
+        f"chains of {args.chain} dependent calls, median of interleaved samples"
+    )
+    mesh = Mesh(np.array(jax.devices()[: args.devices]), ("i",))
+    rows: list[dict] = []
+    missed: list[str] = []
+    for op in BARS if args.op == "all" else [args.op]:
+        if not _measure(op, args, mesh, peers, rows, missed):
+            return 1
+    if args.json:
+        Path(args.json).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if args.check:
+        for text in missed:
+            print("bar missed:", text)
+        print("all bars held" if not missed else f"{len(missed)} bars missed")
+        return 1 if missed else 0
+    return 0
+
+
+def _measure(op: str, args, mesh, peers: list[str], rows: list[dict], missed: list[str]) -> bool:
+    """Prints a table for one operation, and adds to `rows` and `missed`. False: wrong values."""
+    import jax
+    import numpy as np
+    from jax.sharding import NamedSharding
     from jax.sharding import PartitionSpec as P
 
     import jax_dfccl
     from jax_dfccl import _core
 
-    jax.config.update("jax_enable_x64", args.dtype.endswith("64"))
-    mesh = Mesh(np.array(jax.devices()[: args.devices]), ("i",))
-    n, dtype, op = args.devices, np.dtype(args.dtype), args.op
-    known = {"dfccl": _calls(op, n, ours=True), "lax": _calls(op, n, ours=False)}
-    calls = {"dfccl": known["dfccl"]}
-    for peer in [p for p in args.against.split(",") if p and p != "none"]:
-        if peer not in known:
-            print(f"--against {peer}: not known here; known: {', '.join(known)}", file=sys.stderr)
-            return 2
-        calls[peer] = known[peer]
+    n, dtype = args.devices, np.dtype(args.dtype)
+    calls = {"dfccl": _calls(op, n, ours=True)}
+    for peer in peers:
+        if call := _calls(op, n, ours=False):
+            calls[peer] = call
 
     def program(call):
         def chain(x):
@@ -162,19 +207,14 @@ def main() -> int:
             jax.shard_map(chain, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False)
         )
 
-    print(
-        f"# jax_dfccl {jax_dfccl.__version__}, jax {jax.__version__}, {platform.processor()}, "
-        f"{os.cpu_count()} cores, {n} devices in one process, {args.dtype}, {op}, "
-        f"chains of {args.chain} dependent calls, median of interleaved samples"
-    )
+    print(f"# {op}")
     header = f"{'size':>6} {'count':>9}"
     for name in calls:
         header += f" |{name + ' us':>11} {'p10':>9} {'p90':>9} {'algbw':>7} {'busbw':>7}"
     header += " |" + "".join(f"{'x ' + p:>8}" for p in calls if p != "dfccl") + f" {'roof':>6}"
+    header += f"  {'plan':<15}"
     print(header + f" {'samples':>8}\n#" + " " * 15 + "  (algbw, busbw in GB/s)")
 
-    missed = []
-    rows = []
     programs = {name: program(call) for name, call in calls.items()}
     for size in args.sizes:
         # Operands of the chain: for an all_gather, a part of its result.
@@ -189,7 +229,9 @@ def main() -> int:
             got = np.asarray(run(x)).reshape(n, count)
             if not np.allclose(got, right, rtol=1e-5):
                 print(f"{name} gave wrong values at {size_text(size)}", file=sys.stderr)
-                return 1
+                return False
+        programs["dfccl"](x).block_until_ready()
+        plan = jax_dfccl.report(format="dict")["recent"][0]["plan"]
         for _ in range(3):
             for run in programs.values():
                 run(x).block_until_ready()
@@ -208,7 +250,8 @@ def main() -> int:
                 roof["streaming"].append(roofline.streaming_seconds(1))
                 roof["cached"].append(roofline.cached_seconds(1))
         row = {
-            "op": args.op,
+            "op": op,
+            "plan": plan,
             "devices": n,
             "dtype": args.dtype,
             "size": count * dtype.itemsize * (n if op == "all_gather" else 1),
@@ -242,28 +285,21 @@ def main() -> int:
             line += f"{ratio:7.1f}x"
             bar = next((bar for most, bar in BARS[op] if size <= most), BARS[op][-1][1])
             if peer == "lax" and ratio < bar:
-                missed.append(f"{size_text(size)}: {ratio:.2f}x lax, bar {bar:.0f}x")
+                missed.append(f"{op} {size_text(size)}: {ratio:.2f}x lax, bar {bar:.0f}x")
         if roofline:
             row["roofline_us"] = min(float(np.median(times)) for times in roof.values()) * 1e6
             row["roofline_part"] = row["roofline_us"] / ours
             line += f" {row['roofline_part'] * 100:5.0f}%"
             if size >= 1 << 20 and row["roofline_part"] < 0.7:
                 missed.append(
-                    f"{size_text(size)}: {row['roofline_part'] * 100:.0f} % of the "
+                    f"{op} {size_text(size)}: {row['roofline_part'] * 100:.0f} % of the "
                     "memory roofline, bar 70 %"
                 )
         else:
             line += f" {'':>6}"
-        print(line + f" {row['samples']:8d}", flush=True)
+        print(line + f"  {plan:<15} {row['samples']:8d}", flush=True)
         rows.append(row)
-    if args.json:
-        Path(args.json).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    if args.check:
-        for text in missed:
-            print("bar missed:", text)
-        print("all bars held" if not missed else f"{len(missed)} bars missed")
-        return 1 if missed else 0
-    return 0
+    return True
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@
 
 #include "core/collective.h"
 #include "core/group.h"
+#include "core/plans/choice.h"
 #include "core/status.h"
 #include "core/trace/flight.h"
 
@@ -75,7 +76,7 @@ struct RuntimeOptions {
   int64_t cycle_grace_ns = 2'000'000'000;  // 0: never report cycles as errors
   bool preemption = true;                  // false only in tests that show why it is there
   uint64_t first_sequence = 0;             // tests start counters near 2^31, 2^32, 2^63
-  std::string algorithm;                   // "": chosen by size
+  std::vector<PlanRule> plan_rules;        // see core/plans/choice.h
 };
 
 // What a call site is, for messages; registered when a program is lowered.
@@ -121,6 +122,12 @@ class Runtime {
   virtual void Abandon(int64_t device, uint64_t program, uint64_t launch, const Status& status) = 0;
 
   virtual void RegisterSite(uint64_t program, int32_t site, SiteInfo info) = 0;
+
+  // Other rules from now on, for measurements. The members of an instance must all
+  // choose by the same ones: false, and nothing is changed, while any is in flight.
+  virtual bool SetPlanRules(const std::vector<PlanRule>& rules) = 0;
+  // Processes of one job must have the same.
+  virtual uint64_t PlanRulesHash() const = 0;
 
   // Any thread, any time, also while the job is stuck.
   virtual FlightReport Report() = 0;

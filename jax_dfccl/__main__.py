@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command line: `jax-dfccl launch` and `jax-dfccl demo`, or `python -m jax_dfccl ...`."""
+"""Command line: `jax-dfccl launch`, `demo` and `tune`, or `python -m jax_dfccl ...`."""
 
 import argparse
 import sys
 
-from jax_dfccl import _config, _launch
+from jax_dfccl import _config, _launch, _tune
 
 
 def main() -> int:
@@ -32,9 +32,15 @@ def main() -> int:
         usage="jax-dfccl launch -n N [options] [--] script.py ... | -m module ...",
     )
     _launch.add_arguments(launch)
+    tune = commands.add_parser(
+        "tune", help="measure which plans are the fastest on this machine", allow_abbrev=False
+    )
+    _tune.add_arguments(tune)
     args = parser.parse_args()
     if args.command == "launch":
         return _launch.main(args, _config.environment())
+    if args.command == "tune":
+        return _tune.main(args)
     from jax_dfccl import _demo
 
     return _demo.main(args)

@@ -7,14 +7,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
-
-ALGORITHMS = (
-    "direct_flat",
-    "direct_one_shot",
-    "direct_two_shot",
-    "ring",
-    "recursive_doubling",
-)
+from pathlib import Path
 
 # XLA:CPU sizes its thread pools by the first of these that is set, else by cores and devices.
 _POOL_VARIABLES = ("PJRT_NPROC", "NPROC")
@@ -64,6 +57,14 @@ def overrides_lax() -> bool:
     return text == "1"
 
 
+def cache_folder() -> Path:
+    """Where this user's measurements are kept: $XDG_CACHE_HOME/jax_dfccl."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not folder.is_absolute():  # to be ignored then, says the XDG specification
+        folder = Path(os.environ.get("HOME", "/")) / ".cache"
+    return folder / "jax_dfccl"
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """What the runtime is started with.
@@ -75,24 +76,22 @@ class Config:
         cycle_grace_s: JAX_DFCCL_CYCLE_GRACE. How long members may wait for each other in a circle
             before that is an error; 0: only the time limit ends it.
         workers: JAX_DFCCL_WORKERS. Threads that drive the daemons; 0: one per core.
-        algorithm: JAX_DFCCL_ALGORITHM. Forces one algorithm; "": chosen by size.
+        plan: JAX_DFCCL_PLAN. Forces plans (`_plans.forced` checks it); "": chosen by size.
+        tuning: JAX_DFCCL_TUNING. File with measured plans; "": this machine's in `cache_folder`,
+            "off": none.
     """
 
     timeout_s: float = 600.0
     stall_warning_s: float = 10.0
     cycle_grace_s: float = 2.0
     workers: int = 0
-    algorithm: str = ""
+    plan: str = ""
+    tuning: str = ""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Config":
         """Reads the JAX_DFCCL_* variables; a bad value is a ValueError that names it."""
         env = os.environ if environment is None else environment
-        algorithm = env.get("JAX_DFCCL_ALGORITHM", cls.algorithm)
-        if algorithm and algorithm not in ALGORITHMS:
-            raise ValueError(
-                f"JAX_DFCCL_ALGORITHM={algorithm!r}: must be one of {', '.join(ALGORITHMS)}"
-            )
         return cls(
             timeout_s=_seconds(env, "JAX_DFCCL_TIMEOUT", cls.timeout_s),
             stall_warning_s=_seconds(env, "JAX_DFCCL_STALL_WARNING", cls.stall_warning_s),
@@ -100,7 +99,8 @@ class Config:
                 env, "JAX_DFCCL_CYCLE_GRACE", cls.cycle_grace_s, zero_allowed=True
             ),
             workers=_workers(env, cls.workers),
-            algorithm=algorithm,
+            plan=env.get("JAX_DFCCL_PLAN", cls.plan),
+            tuning=env.get("JAX_DFCCL_TUNING", cls.tuning),
         )
 
 

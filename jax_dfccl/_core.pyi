@@ -19,11 +19,20 @@ def configure(
     timeout_s: float = 600.0,
     stall_warning_s: float = 10.0,
     cycle_grace_s: float = 2.0,
-    algorithm: str = "",
+    plan_rules: Sequence[tuple[str, int, int | None, str]] = (),
     preemption: bool = True,
     first_sequence: int = 0,
 ) -> None:
     """Sets the options of the runtime; they count when it starts next."""
+
+def plans() -> dict[str, dict[str, bool]]:
+    """{kind: {plan: whether it may be chosen unasked, as it folds in the members' order}}."""
+
+def set_plan_rules(plan_rules: Sequence[tuple[str, int, int | None, str]]) -> bool:
+    """Other rules from now on; False, and nothing is changed, while anything is in flight."""
+
+def plan_rules_hash() -> int:
+    """Equal in processes that choose the same plans."""
 
 def register_site(
     program: int,

@@ -35,7 +35,7 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.interpreters import mlir
 
-from jax_dfccl import _compat, _local, _passes
+from jax_dfccl import _compat, _local, _passes, _plans
 from jax_dfccl._config import Config
 from jax_dfccl._groups import Groups, replica_groups
 from jax_dfccl._primitive import KINDS, PRIMITIVES, Kind, array_count
@@ -89,7 +89,7 @@ def register() -> None:
             timeout_s=config.timeout_s,
             stall_warning_s=config.stall_warning_s,
             cycle_grace_s=config.cycle_grace_s,
-            algorithm=config.algorithm,
+            plan_rules=_plans.rules_of(config),
         )
         for name, handles in _core.type_registrations().items():
             jax.ffi.register_ffi_type(name, handles, platform=PLATFORM)  # type: ignore[arg-type]

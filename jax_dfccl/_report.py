@@ -5,7 +5,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, overload
 
-from jax_dfccl import _override
+from jax_dfccl import _override, _plans
 
 
 class Report:
@@ -18,10 +18,12 @@ class Report:
         """The report as plain data.
 
         "in_flight" and "recent" (newest first): one entry per member of a collective, with
-        "operation", "name", "key", "source", "program", "dtype", "count", "group", "absent",
-        "state", "error", times in seconds and more. "devices": counters. "cycles": members that
-        wait for each other, one line each. "override_lax": collectives of jax.lax that
-        `override_lax` "replaced" and "kept", by primitive.
+        "operation", "name", "key", "source", "program", "dtype", "count", "plan", "group",
+        "absent", "state", "error", times in seconds and more. "devices": counters. "cycles":
+        members that wait for each other, one line each. "override_lax": collectives of jax.lax
+        that `override_lax` "replaced" and "kept", by primitive. "plans": what was "forced", the
+        "table" of measured plans in use, a "note" if there is one that is not, and the "hash" that
+        is equal in processes that choose the same plans.
         """
         return copy.deepcopy(dict(self._data))
 
@@ -34,6 +36,8 @@ class Report:
             if counts:
                 listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
                 lines.append(f"of jax.lax, {what}: {listed}")
+        plans = self._data["plans"]
+        lines += [f"plans, {what}: {plans[what]}" for what in _plans.state if plans[what]]
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -61,7 +65,8 @@ def report(format: str = "text") -> Report | dict[str, Any]:
         raise ValueError(f'report: format is {format!r}; it must be "text" or "dict"')
     from jax_dfccl import _core
 
-    result = Report({**_core.report(), "override_lax": _override.totals()})
+    plans = {**_plans.state, "hash": f"{_core.plan_rules_hash():016x}"}
+    result = Report({**_core.report(), "override_lax": _override.totals(), "plans": plans})
     return result.as_dict() if format == "dict" else result
 
 
@@ -70,7 +75,8 @@ def _section(title: str, entries: list[dict[str, Any]], limit: int | None = None
     members: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for entry in entries:
         same = (
-            "operation", "name", "key", "program", "launch", "source", "dtype", "count", "state",
+            "operation", "name", "key", "program", "launch", "source", "dtype", "count", "plan",
+            "state",
         )  # fmt: skip
         identity = (*(entry[field] for field in same), tuple(entry["group"]), entry["error"])
         members.setdefault(identity, []).append(entry)
@@ -90,6 +96,7 @@ def _collective_line(entries: list[dict[str, Any]]) -> str:
     if entry["key"]:
         parts.append(f"key={entry['key']}")
     parts.append(f"of {entry['count']} x {entry['dtype']} over devices {_ranges(entry['group'])}")
+    parts.append(f"by {entry['plan']}")
     parts.append(f"at {entry['source']} in {entry['program']}, launch {entry['launch']}:")
     parts.append(f"{entry['state']} on {_ranges(e['device'] for e in entries)}")
     if entry["absent"]:

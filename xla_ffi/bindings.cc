@@ -2,16 +2,21 @@
 // jax_dfccl._core: the handlers as capsules, and the runtime's settings and
 // report. The only file that knows nanobind.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "core/identity.h"
+#include "core/plans/choice.h"
 #include "core/reduce/roofline.h"
 #include "core/runtime.h"
 #include "core/trace/flight.h"
@@ -57,14 +62,54 @@ int64_t Nanoseconds(double seconds, const char* what) {
   return std::llround(seconds * 1e9);
 }
 
+// {kind: {plan: whether it may be chosen unasked}}
+nb::dict Plans() {
+  nb::dict kinds;
+  for (int k = 0; k < kKindCount; ++k) {
+    nb::dict plans;
+    for (const PlanChoice& choice : PlansOf(static_cast<Kind>(k))) {
+      plans[PlanName(choice).c_str()] = FoldsInOrder(choice.algorithm);
+    }
+    kinds[KindName(static_cast<Kind>(k))] = plans;
+  }
+  return kinds;
+}
+
+// Kind, members (0: any), most bytes (None: any), plan.
+using RuleTuple = std::tuple<std::string, int, std::optional<int64_t>, std::string>;
+
+PlanRule ToPlanRule(const RuleTuple& tuple) {
+  const auto& [kind, members, most_bytes, plan] = tuple;
+  for (int k = 0; k < kKindCount; ++k) {
+    if (kind != KindName(static_cast<Kind>(k))) continue;
+    for (const PlanChoice& choice : PlansOf(static_cast<Kind>(k))) {
+      if (plan != PlanName(choice)) continue;
+      return {static_cast<Kind>(k), members, most_bytes.value_or(PlanRule::kAnyBytes), choice};
+    }
+  }
+  throw nb::value_error(("there is no plan " + plan + " of " + kind).c_str());
+}
+
+std::vector<PlanRule> ToPlanRules(const std::vector<RuleTuple>& tuples) {
+  std::vector<PlanRule> rules;
+  for (const RuleTuple& tuple : tuples) rules.push_back(ToPlanRule(tuple));
+  return rules;
+}
+
+bool SetPlanRules(const std::vector<RuleTuple>& tuples) {
+  const std::vector<PlanRule> rules = ToPlanRules(tuples);
+  nb::gil_scoped_release release;
+  return Runtime::Get().SetPlanRules(rules);
+}
+
 void Configure(int workers, double timeout_s, double stall_warning_s, double cycle_grace_s,
-               std::string algorithm, bool preemption, uint64_t first_sequence) {
+               const std::vector<RuleTuple>& plan_rules, bool preemption, uint64_t first_sequence) {
   RuntimeOptions options;
   options.workers = workers;
   options.timeout_ns = Nanoseconds(timeout_s, "timeout_s");
   options.stall_warning_ns = Nanoseconds(stall_warning_s, "stall_warning_s");
   options.cycle_grace_ns = Nanoseconds(cycle_grace_s, "cycle_grace_s");
-  options.algorithm = std::move(algorithm);
+  options.plan_rules = ToPlanRules(plan_rules);
   options.preemption = preemption;
   options.first_sequence = first_sequence;
   nb::gil_scoped_release release;
@@ -92,6 +137,7 @@ nb::dict EntryDict(const FlightEntry& entry) {
   dict["dtype"] = entry.dtype;
   dict["count"] = entry.count;
   dict["bytes"] = entry.bytes;
+  dict["plan"] = entry.plan;
   dict["group"] = entry.group;
   dict["absent"] = entry.absent;
   dict["state"] = entry.state;
@@ -154,9 +200,16 @@ NB_MODULE(_core, m) {
         "Types must be registered before the targets, and after the backend exists.");
   m.def("configure", &dfccl::Configure, nb::kw_only(), nb::arg("workers") = 0,
         nb::arg("timeout_s") = 600.0, nb::arg("stall_warning_s") = 10.0,
-        nb::arg("cycle_grace_s") = 2.0, nb::arg("algorithm") = "", nb::arg("preemption") = true,
-        nb::arg("first_sequence") = 0,
+        nb::arg("cycle_grace_s") = 2.0, nb::arg("plan_rules") = nb::list(),
+        nb::arg("preemption") = true, nb::arg("first_sequence") = 0,
         "Options of the runtime that the next use creates (core/runtime.h RuntimeOptions).");
+  m.def("plans", &dfccl::Plans,
+        "{kind: {plan: whether it may be chosen unasked: it folds in the members' order}}.");
+  m.def("set_plan_rules", &dfccl::SetPlanRules, nb::arg("plan_rules"),
+        "Other rules from now on; False, and nothing is changed, while anything is in flight.");
+  m.def(
+      "plan_rules_hash", [] { return dfccl::Runtime::Get().PlanRulesHash(); },
+      "Equal in processes that choose the same plans.");
   m.def("register_site", &dfccl::RegisterSite, nb::arg("program"), nb::arg("site"),
         nb::arg("operation"), nb::arg("name"), nb::arg("source"), nb::arg("program_name"),
         nb::arg("after"), "Tells reports and errors what call `site` of `program` is.");

@@ -317,6 +317,7 @@ FlightEntry Describer::Common(const OperationInfo& info, const Signature& signat
   entry.dtype = DTypeName(signature.dtype);
   entry.count = signature.count;
   entry.bytes = bytes;
+  entry.plan = PlanName(choose_(signature, group.size()));
   entry.group = group.members;
   return entry;
 }

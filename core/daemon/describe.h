@@ -5,6 +5,7 @@
 #define DFCCL_CORE_DAEMON_DESCRIBE_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -13,6 +14,7 @@
 
 #include "core/daemon/daemon.h"
 #include "core/daemon/record.h"
+#include "core/plans/choice.h"
 #include "core/runtime.h"
 
 namespace dfccl {
@@ -48,7 +50,8 @@ std::vector<WaitCycle> FindCycles(const std::vector<RecordView>& records);
 
 class Describer {
  public:
-  explicit Describer(const SiteTable* sites) : sites_(sites) {}
+  using Choose = std::function<PlanChoice(const Signature& signature, int members)>;
+  Describer(const SiteTable* sites, Choose choose) : sites_(sites), choose_(std::move(choose)) {}
 
   std::string Timeout(const RecordView& record, int64_t now_ns) const;
   std::string Stall(const RecordView& record, int64_t now_ns) const;
@@ -69,6 +72,7 @@ class Describer {
                      const Group& group) const;
 
   const SiteTable* const sites_;
+  const Choose choose_;
 };
 
 }  // namespace dfccl

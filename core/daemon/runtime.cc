@@ -29,20 +29,13 @@
 #include "core/daemon/record.h"
 #include "core/group.h"
 #include "core/hash.h"
+#include "core/plans/choice.h"
 #include "core/plans/plan.h"
 #include "core/reduce/reduce.h"
 
 namespace dfccl {
 namespace {
 
-// Messages up to the first size, or up to the second on all members together,
-// use the flat plan, others the two-shot plan. Both fold in member order, so the
-// choice does not change a bit.
-constexpr int64_t kFlatBytes = int64_t{4} << 10;
-constexpr int64_t kFlatGroupBytes = int64_t{1} << 20;
-// Scans of more bytes than this go from neighbour to neighbour in so many pieces.
-constexpr int64_t kPipelinedBytes = int64_t{64} << 10;
-constexpr int kPieces = 8;
 // Results of all members together from this size on are written past the caches.
 constexpr int64_t kStreamingBytes = int64_t{4} << 20;
 // Bytes read and written by all members from which on waking a worker pays.
@@ -66,15 +59,6 @@ int AvailableCores() {
 // Empty arrays may have no address, which memcpy must not be given.
 void CopyBytes(void* to, const void* from, int64_t bytes) {
   if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
-}
-
-bool AlgorithmNamed(const std::string& name, Algorithm* algorithm) {
-  for (int i = 0; i < kAlgorithmCount; ++i) {
-    if (name != AlgorithmName(static_cast<Algorithm>(i))) continue;
-    *algorithm = static_cast<Algorithm>(i);
-    return true;
-  }
-  return false;
 }
 
 // The one string with this value. Names come from programs, so they are few;
@@ -122,10 +106,12 @@ class RuntimeImpl : public Runtime {
         crew_(
             options.workers > 0 ? options.workers : AvailableCores(),
             [](void* runtime) { static_cast<RuntimeImpl*>(runtime)->monitor_->Attend(); }, this),
-        describer_(&sites_) {
-    forced_ = AlgorithmNamed(options.algorithm, &forced_algorithm_);
+        describer_(&sites_, [this](const Signature& signature, int members) {
+          return PlanRulesNow().Choose(signature, members);
+        }) {
     maps_.push_back(std::make_unique<DaemonMap>(16));
     map_.StoreRelease(maps_.back().get());
+    SetPlanRules(options_.plan_rules);
     monitor_ = std::make_unique<Monitor>(
         options_, &table_, &crew_, &describer_,
         [](void* runtime) { return static_cast<RuntimeImpl*>(runtime)->Sum(&Daemon::submitted); },
@@ -146,6 +132,8 @@ class RuntimeImpl : public Runtime {
   void RegisterSite(uint64_t program, int32_t site, SiteInfo info) override {
     sites_.Register(program, site, std::move(info));
   }
+  bool SetPlanRules(const std::vector<PlanRule>& rules) override;
+  uint64_t PlanRulesHash() const override { return PlanRulesNow().hash(); }
   FlightReport Report() override;
 
   // False: threads are still in foreign code.
@@ -167,14 +155,17 @@ class RuntimeImpl : public Runtime {
   void FailIfAwaitsEnded(uint64_t program, uint64_t launch);
   uint64_t Sum(uint64_t (Daemon::*count)() const);
   Shape ShapeOf(const Submission& submission) const;
-  Algorithm AlgorithmFor(Kind kind, int64_t bytes, int members) const;
+  // Acquire: partner is the release in SetPlanRules.
+  const PlanRules& PlanRulesNow() const { return *plan_rules_.LoadAcquire(); }
   const RaggedSlot* TakeRagged(const RaggedPart& part, Operation* operation, void* result);
   void Enter(Operation* operation, const Submission& submission);
 
   const RuntimeOptions options_;
   const InternalOptions internal_;
-  bool forced_ = false;
-  Algorithm forced_algorithm_ = Algorithm::kDirectTwoShot;
+
+  Atomic<const PlanRules*> plan_rules_;
+  std::mutex plan_rules_mutex_;
+  std::deque<PlanRules> all_plan_rules_;  // a report may still read old ones
 
   BufferPool buffers_;
   SiteTable sites_;
@@ -232,19 +223,6 @@ uint64_t RuntimeImpl::Sum(uint64_t (Daemon::*count)() const) {
   return sum;
 }
 
-Algorithm RuntimeImpl::AlgorithmFor(Kind kind, int64_t bytes, int members) const {
-  if (forced_ && HasPlans(kind, forced_algorithm_) &&
-      members <= MostMembers(kind, forced_algorithm_)) {
-    return forced_algorithm_;
-  }
-  const bool flat = bytes <= kFlatBytes || bytes * members <= kFlatGroupBytes;
-  if (flat && HasPlans(kind, Algorithm::kDirectFlat)) return Algorithm::kDirectFlat;
-  for (Algorithm algorithm : {Algorithm::kDirectTwoShot, Algorithm::kDirect}) {
-    if (HasPlans(kind, algorithm)) return algorithm;
-  }
-  return Algorithm::kChain;
-}
-
 Shape RuntimeImpl::ShapeOf(const Submission& submission) const {
   const Signature& signature = submission.signature;
   const int members = submission.group->size();
@@ -255,11 +233,10 @@ Shape RuntimeImpl::ShapeOf(const Submission& submission) const {
   shape.bytes = std::max(shape.source_bytes, shape.result_bytes);
   shape.dtype = Folds(signature.kind) ? signature.dtype : PlainType(size);
   shape.align = std::max<int64_t>(1, static_cast<int64_t>(kCacheLine) / size);
-  const Algorithm algorithm = AlgorithmFor(signature.kind, shape.bytes, members);
-  if (members > MostMembers(signature.kind, algorithm)) return shape;
-  const bool pipelined = algorithm == Algorithm::kChain && shape.bytes > kPipelinedBytes;
-  shape.chosen = ChoosePlan({signature.kind, algorithm, members, signature.root, signature.pairs,
-                             pipelined ? kPieces : 1});
+  const PlanChoice choice = PlanRulesNow().Choose(signature, members);
+  if (members > MostMembers(signature.kind, choice.algorithm)) return shape;
+  shape.chosen = ChoosePlan({signature.kind, choice.algorithm, members, signature.root,
+                             signature.pairs, choice.chunks_per_member});
   const int64_t slice = Daemon::kSliceBytes / (shape.chosen.plan->most_refs * size);
   shape.slice_elements = std::max(slice / shape.align, int64_t{64}) * shape.align;
   shape.streaming = shape.result_bytes * members >= kStreamingBytes;
@@ -510,6 +487,14 @@ void RuntimeImpl::Abandon(int64_t device, uint64_t program, uint64_t launch, con
       std::this_thread::yield();
     }
   }
+}
+
+bool RuntimeImpl::SetPlanRules(const std::vector<PlanRule>& rules) {
+  std::lock_guard<std::mutex> lock(plan_rules_mutex_);
+  if (Sum(&Daemon::submitted) != Sum(&Daemon::finished)) return false;
+  all_plan_rules_.emplace_back(rules);
+  plan_rules_.StoreRelease(&all_plan_rules_.back());
+  return true;
 }
 
 FlightReport RuntimeImpl::Report() {

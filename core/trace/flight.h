@@ -22,6 +22,7 @@ struct FlightEntry {
   std::string dtype;
   int64_t count = 0;
   int64_t bytes = 0;
+  std::string plan;  // "direct_flat"
   std::vector<int64_t> group;
   std::vector<int64_t> absent;  // members that have not arrived
   std::string state;            // "waiting for members", "moving", "done", "failed"

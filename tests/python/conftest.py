@@ -10,6 +10,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
     f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}"
 )
+os.environ["JAX_DFCCL_TUNING"] = "off"
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import hypothesis  # noqa: E402

@@ -14,7 +14,7 @@ from processes import outputs_of_two
 
 import jax_dfccl
 from jax_dfccl import _lowering, all_reduce, report
-from jax_dfccl._config import ALGORITHMS, Config
+from jax_dfccl._config import Config
 from jax_dfccl._report import Report
 
 X = data((8, 4))
@@ -212,11 +212,12 @@ def test_settings_are_read():
             "JAX_DFCCL_STALL_WARNING": "1",
             "JAX_DFCCL_CYCLE_GRACE": "0",
             "JAX_DFCCL_WORKERS": "3",
-            "JAX_DFCCL_ALGORITHM": "ring",
+            "JAX_DFCCL_PLAN": "ring",
+            "JAX_DFCCL_TUNING": "off",
             "UNRELATED": "x",
         }
     )
-    assert config == Config(2.5, 1.0, 0.0, 3, "ring")
+    assert config == Config(2.5, 1.0, 0.0, 3, "ring", "off")
 
 
 @pytest.mark.parametrize(
@@ -233,17 +234,11 @@ def test_settings_are_read():
         ("JAX_DFCCL_WORKERS", "two"),
         ("JAX_DFCCL_WORKERS", "-1"),
         ("JAX_DFCCL_WORKERS", "1.5"),
-        ("JAX_DFCCL_ALGORITHM", "fastest"),
     ],
 )
 def test_bad_settings(variable, value):
     with pytest.raises(ValueError, match=f"{variable}='{value}': must be"):
         Config.from_environment({variable: value})
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_algorithm_can_be_forced(algorithm):
-    assert Config.from_environment({"JAX_DFCCL_ALGORITHM": algorithm}).algorithm == algorithm
 
 
 def test_report_format():
@@ -255,8 +250,8 @@ def test_report_text_joins_the_members_of_a_collective():
     entry = {
         "operation": "all_reduce(sum)", "name": "g", "key": "7", "program": "jit_step",
         "launch": 3, "source": "train.py:12 (step)", "dtype": "float32", "count": 5,
-        "group": [0, 1, 2, 3], "absent": [3], "state": "waiting for members", "error": "",
-        "age_s": 2.0, "total_s": 0.0,
+        "plan": "ring:8", "group": [0, 1, 2, 3], "absent": [3], "state": "waiting for members",
+        "error": "", "age_s": 2.0, "total_s": 0.0,
     }  # fmt: skip
     device = {
         "device": 0, "submitted": 4, "completed": 3, "failed": 0, "preemptions": 1,
@@ -268,16 +263,19 @@ def test_report_text_joins_the_members_of_a_collective():
         "devices": [device],
         "cycles": ["devices 0 and 1 wait for each other"],
         "override_lax": {"replaced": {"psum": 2, "pmax": 1}, "kept": {}},
+        "plans": {"forced": "ring:8", "table": "", "note": "", "hash": "01"},
     }
     assert str(Report(flight)).splitlines() == [
         "in flight: 1 collective",
-        "  all_reduce(sum) 'g' key=7 of 5 x float32 over devices 0-3 at train.py:12 (step) in "
-        "jit_step, launch 3: waiting for members on 0-2 since 2.0 s, absent: 3",
+        "  all_reduce(sum) 'g' key=7 of 5 x float32 over devices 0-3 by ring:8 at "
+        "train.py:12 (step) in jit_step, launch 3: waiting for members on 0-2 since 2.0 s, "
+        "absent: 3",
         "cycle: devices 0 and 1 wait for each other",
         "recent: 0 collectives",
         "device 0: 4 submitted, 3 completed, 0 failed, 1 preemption, 2 context saves, 1 quit, "
         "0 restarts, largest wait 250.00 ms",
         "of jax.lax, replaced: 1 pmax, 2 psum",
+        "plans, forced: ring:8",
     ]
     copy = Report(flight).as_dict()
     copy["in_flight"].clear()

@@ -79,10 +79,8 @@ TEST_F(DisorderTest, OneDriver) {
 // A thread per device.
 TEST_F(DisorderTest, OneThreadPerDevice) {
   std::mt19937 random(2);
-  for (const char* algorithm : {"", "ring", "recursive_doubling"}) {
-    RuntimeOptions options;
-    options.algorithm = algorithm;
-    Start(options);
+  for (const char* plan : {"", "ring", "recursive_doubling"}) {
+    Start(Forcing(plan));
     for (int round = 0; round < 4; ++round) {
       auto parts = Shuffled(RandomInstances(500, &random), &random);
       std::vector<std::thread> threads;
@@ -104,9 +102,8 @@ TEST_F(DisorderTest, OneThreadPerDevice) {
 // waits for every other.
 TEST_F(DisorderTest, WithoutPreemptionOppositeOrdersHang) {
   for (bool preemption : {true, false}) {
-    RuntimeOptions options;
+    RuntimeOptions options = Forcing("direct_two_shot");
     options.preemption = preemption;
-    options.algorithm = "direct_two_shot";
     Start(options);
     const Instance a = Make({0, 1}, 100), b = Make({0, 1}, 50);
     Part a0(a, 0), b0(b, 0), a1(a, 1), b1(b, 1);

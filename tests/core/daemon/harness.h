@@ -18,6 +18,7 @@
 
 #include "core/daemon/options.h"
 #include "core/group.h"
+#include "core/plans/choice.h"
 #include "core/runtime.h"
 
 namespace dfccl {
@@ -35,6 +36,20 @@ inline std::vector<int64_t> Devices(int count, int64_t first = 0) {
   std::vector<int64_t> devices(count);
   std::iota(devices.begin(), devices.end(), first);
   return devices;
+}
+
+// The plan of this name for all kinds that have it; "": nothing is forced.
+inline RuntimeOptions Forcing(const std::string& plan) {
+  RuntimeOptions options;
+  for (int k = 0; k < kKindCount; ++k) {
+    const auto kind = static_cast<Kind>(k);
+    for (const PlanChoice& choice : PlansOf(kind)) {
+      if (PlanName(choice) == plan) {
+        options.plan_rules.push_back({kind, 0, PlanRule::kAnyBytes, choice});
+      }
+    }
+  }
+  return options;
 }
 
 // Small integers: sums are exact in any order.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values: every algorithm, group size and message size; buffers that the
+// Values: every plan, group size and message size; buffers that the
 // runtime owns; queues that are full; counters that pass powers of two.
 #include "core/runtime.h"
 
@@ -18,12 +18,10 @@ namespace dfccl {
 namespace testing {
 namespace {
 
-class AlgorithmTest : public RuntimeTest, public ::testing::WithParamInterface<const char*> {};
+class ForcedPlanTest : public RuntimeTest, public ::testing::WithParamInterface<const char*> {};
 
-TEST_P(AlgorithmTest, SumsOnEveryMember) {
-  RuntimeOptions options;
-  options.algorithm = GetParam();
-  Start(options);
+TEST_P(ForcedPlanTest, SumsOnEveryMember) {
+  Start(Forcing(GetParam()));
   for (int members : {1, 2, 3, 5, 8, 16, 64}) {
     for (int64_t count : {0, 1, 7, 1000, 100003}) {
       if (members == 64 && count > 1000) count = 5003;
@@ -33,10 +31,8 @@ TEST_P(AlgorithmTest, SumsOnEveryMember) {
   }
 }
 
-TEST_P(AlgorithmTest, SumsWithOneThreadPerMember) {
-  RuntimeOptions options;
-  options.algorithm = GetParam();
-  Start(options);
+TEST_P(ForcedPlanTest, SumsWithOneThreadPerMember) {
+  Start(Forcing(GetParam()));
   for (int members : {2, 5, 8}) {
     for (int64_t count : {1, 1000, 300007}) {
       const Instance instance = Make(Devices(members), count);
@@ -53,10 +49,8 @@ TEST_P(AlgorithmTest, SumsWithOneThreadPerMember) {
   }
 }
 
-TEST_P(AlgorithmTest, SumsInPlaceOnSomeOrAllMembers) {
-  RuntimeOptions options;
-  options.algorithm = GetParam();
-  Start(options);
+TEST_P(ForcedPlanTest, SumsInPlaceOnSomeOrAllMembers) {
+  Start(Forcing(GetParam()));
   for (int members : {1, 2, 5, 8}) {
     for (int64_t count : {1, 1000, 100003}) {
       for (int every : {1, 2}) {
@@ -77,9 +71,35 @@ TEST_P(AlgorithmTest, SumsInPlaceOnSomeOrAllMembers) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Algorithms, AlgorithmTest,
+INSTANTIATE_TEST_SUITE_P(Plans, ForcedPlanTest,
                          ::testing::Values("", "direct_flat", "direct_one_shot", "direct_two_shot",
-                                           "ring", "recursive_doubling"));
+                                           "ring", "ring:8", "recursive_doubling"));
+
+// The plan a report tells is the one that rules want; it does not change under members.
+TEST_F(RuntimeTest, OtherPlanRules) {
+  Start(Forcing("ring"));
+  Runtime& runtime = Runtime::Get();
+  RunOnce(Make(Devices(4), 1000));
+  EXPECT_EQ(runtime.Report().recent.front().plan, "ring");
+  const uint64_t hash = runtime.PlanRulesHash();
+
+  const Instance instance = Make(Devices(2), 1000);
+  Part a(instance, 0), b(instance, 1);
+  a.Submit();
+  const std::vector<PlanRule> rules = Forcing("direct_one_shot").plan_rules;
+  EXPECT_FALSE(runtime.SetPlanRules(rules));
+  EXPECT_EQ(runtime.PlanRulesHash(), hash);
+  EXPECT_EQ(runtime.Report().in_flight.front().plan, "ring");
+  b.Submit();
+  a.AwaitValues();
+  b.AwaitValues();
+
+  EXPECT_TRUE(runtime.SetPlanRules(rules));
+  EXPECT_NE(runtime.PlanRulesHash(), hash);
+  RunOnce(Make(Devices(4), 1000));
+  EXPECT_EQ(runtime.Report().recent.front().plan, "direct_one_shot");
+  RunOnce(Make(Devices(300), 10));
+}
 
 TEST_F(RuntimeTest, LargeGroup) { RunOnce(Make(Devices(300), 1000)); }
 
