@@ -9,6 +9,9 @@ namespace dfccl {
 
 struct InternalOptions {
   uint64_t queue_capacity = 1024;  // of a submission queue; a power of two
+  // What all members read and write from this size on stays in no cache, so results
+  // are written past it.
+  int64_t streaming_bytes = int64_t{48} << 20;
 };
 
 // For runtimes made from now on.

@@ -36,8 +36,6 @@
 namespace dfccl {
 namespace {
 
-// Results of all members together from this size on are written past the caches.
-constexpr int64_t kStreamingBytes = int64_t{4} << 20;
 // Bytes read and written by all members from which on waking a worker pays.
 constexpr int64_t kHeavyBytes = int64_t{4} << 20;
 // Results from this size on are asked for in large pages.
@@ -239,8 +237,9 @@ Shape RuntimeImpl::ShapeOf(const Submission& submission) const {
                              signature.pairs, choice.chunks_per_member});
   const int64_t slice = Daemon::kSliceBytes / (shape.chosen.plan->most_refs * size);
   shape.slice_elements = std::max(slice / shape.align, int64_t{64}) * shape.align;
-  shape.streaming = shape.result_bytes * members >= kStreamingBytes;
-  shape.heavy = (shape.source_bytes + shape.result_bytes) * members >= kHeavyBytes;
+  const int64_t moved = (shape.source_bytes + shape.result_bytes) * members;
+  shape.streaming = moved >= internal_.streaming_bytes;
+  shape.heavy = moved >= kHeavyBytes;
   return shape;
 }
 

@@ -304,6 +304,22 @@ TEST_F(KindsTest, ValuesWithAThreadForEachMember) {
   }
 }
 
+TEST_F(KindsTest, ValuesWrittenPastTheCaches) {
+  InternalOptions internal;
+  internal.streaming_bytes = 0;
+  SetInternalOptions(internal);
+  Start(RuntimeOptions());
+  std::mt19937 random(4);
+  for (Kind kind : Kinds()) {
+    for (int64_t count : {1, 1003, 40'009}) {
+      KindParts parts = Parts(Make(kind, Devices(5), count, &random));
+      for (auto& part : parts) part->Submit();
+      for (auto& part : parts) part->AwaitValues();
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 // Collectives of all kinds over random groups, in an order of its own on every
 // device, all started before the first is awaited.
 TEST_F(KindsTest, MixedKindsInDisorder) {
