@@ -41,11 +41,6 @@ def user_source(traceback: Any) -> str:
     return f"{Path(frame.file_name).name}:{frame.start_line} ({function})"
 
 
-def partition_id() -> Any:
-    """Emits StableHLO's partition_id at the current insertion point: a u32 scalar."""
-    return stablehlo.partition_id()
-
-
 def alias_result_to_operand(op: Any) -> None:
     """Tells XLA that the result of a custom call is the memory of its first operand."""
     alias = stablehlo.OutputOperandAlias.get([], 0, [])
@@ -71,7 +66,7 @@ def note_call() -> None:
 def install_hooks(
     rewrite: Callable[[ir.Module], Any],
     holds_calls: Callable[[ir.Module], bool],
-    begin_executable: Callable[[ir.Module], Any],
+    begin_executable: Callable[[ir.Module, list[int]], Any],
 ) -> None:
     """Hooks into JAX's lowering and compilation; a second call changes nothing.
 
@@ -83,8 +78,8 @@ def install_hooks(
     Args:
       rewrite: Changes a lowered module in place; called for those that `note_call` was called for.
       holds_calls: Whether a module that is to be compiled holds calls of ours.
-      begin_executable: Called with such a module just before it is compiled or loaded; may change
-        it in place.
+      begin_executable: Called with such a module, and the ids of the devices that run its
+        partitions, just before it is compiled or loaded; may change it in place.
     """
     lower = _hookable(mlir, "lower_jaxpr_to_module")
     load = _hookable(compiler, "compile_or_get_cached")
@@ -105,12 +100,14 @@ def install_hooks(
         return result
 
     @functools.wraps(load)
-    def begin_and_load(backend: Any, computation: ir.Module, *args: Any, **kwargs: Any) -> Any:
+    def begin_and_load(
+        backend: Any, computation: ir.Module, devices: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         if not holds_calls(computation):
-            return load(backend, computation, *args, **kwargs)
+            return load(backend, computation, devices, *args, **kwargs)
         with _loading:
-            begin_executable(computation)
-            return load(backend, computation, *args, **kwargs)
+            begin_executable(computation, [device.id for device in devices.flat])
+            return load(backend, computation, devices, *args, **kwargs)
 
     for wrapper in (lower_and_rewrite, begin_and_load):
         wrapper._jax_dfccl = True  # type: ignore[attr-defined]

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a primitive to `stablehlo.custom_call @dfccl_collective`, and registration with XLA.
 
-The custom call's operands are the arrays, the key if there is one, and the partition id if the
-mesh has no devices yet (the program was traced with an abstract mesh). Its `backend_config`:
+The custom call's operands are the arrays, and the key if there is one. Its `backend_config`:
 
     kind         str    what it does: "all_reduce"
     op           str    the reduction; "" for kinds that only move data
@@ -10,7 +9,7 @@ mesh has no devices yet (the program was traced with an abstract mesh). Its `bac
     pairs        i64[]  of a permute: source, target, ... as indices in the group; else empty
     groups       i64[]  positions in the mesh's flat device order, group after group
     group_sizes  i64[]
-    devices      i64[]  global device id of each position; empty: abstract mesh
+    devices      i64[]  empty; the global device id of each position once the program is loaded
     name         str    "": unnamed
     has_key      i64    0 or 1
     priority     i64
@@ -32,7 +31,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import ShapedArray
 from jax.interpreters import mlir
 
 from jax_dfccl import _compat, _local, _passes, _plans
@@ -179,7 +177,7 @@ def emit(
     register()
     _compat.note_call()
 
-    has_key, avals = len(operands) > array_count(kind), list(ctx.avals_in)
+    has_key = len(operands) > array_count(kind)
     context: Any = ctx.module_context.axis_context
     mesh = context.mesh
     if spanned := spanned_processes(mesh, members):
@@ -187,19 +185,13 @@ def emit(
             f"{kind}: the members of a group are in processes {spanned}; collectives between "
             "processes are not there yet. Use jax.lax's, or groups within a process"
         )
-    if isinstance(mesh, jax.sharding.Mesh):
-        devices = [device.id for device in mesh.devices.flat]
-    else:
-        devices = []
-        operands = (*operands, _compat.partition_id())
-        avals.append(ShapedArray((), np.dtype(np.uint32)))
     operation = f"{kind}({op})" if op else kind
     info = CallInfo(operation, name, _compat.user_source(ctx.traceback))
     # No side effect: unused calls may go and equal ones may merge, on all members alike, and the
     # call stays usable under remat.
     lowering = jax.ffi.ffi_lowering(_passes.CALL)
     return lowering(
-        ctx.replace(avals_in=avals),
+        ctx,
         *operands,
         kind=kind,
         op=op,
@@ -207,7 +199,7 @@ def emit(
         pairs=np.array(pairs, np.int64).reshape(-1),
         groups=np.array([position for group in members for position in group], np.int64),
         group_sizes=np.array([len(group) for group in members], np.int64),
-        devices=np.array(devices, np.int64),
+        devices=np.array([], np.int64),
         name=name,
         has_key=np.int64(has_key),
         priority=np.int64(priority),

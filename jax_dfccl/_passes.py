@@ -912,20 +912,24 @@ def holds_calls(module: Any) -> bool:
     return found
 
 
-def _reopen(module: Any) -> None:
-    """Sets `closed` right in a program that a reloaded one (`jax.export`) was made a part of."""
-    with module.context:
-        if not _survey(module).may_wait:
-            return
+def _settle(module: Any, devices: list[int]) -> None:
+    """Tells the calls what is known when the program is loaded.
+
+    One module may be loaded for other devices later, or be part of a larger one (`jax.export`),
+    which may not be closed.
+    """
+    with module.context, ir.Location.unknown():
+        known: dict[str, Any] = {"devices": ir.DenseI64ArrayAttr.get(devices)}
+        if _survey(module).may_wait:
+            known["closed"] = _i64(0)
 
         def visit(op: Any) -> Any:
             if op.name == "stablehlo.custom_call" and _target(op) in (CALL, START, DONE):
                 config = {entry.name: entry.attr for entry in op.attributes["mhlo.backend_config"]}
-                op.attributes["mhlo.backend_config"] = ir.DictAttr.get(config | {"closed": _i64(0)})
+                op.attributes["mhlo.backend_config"] = ir.DictAttr.get(config | known)
             return ir.WalkResult.ADVANCE
 
-        with ir.Location.unknown():
-            module.operation.walk(visit)
+        module.operation.walk(visit)
 
 
 def install(
@@ -935,8 +939,8 @@ def install(
 ) -> None:
     """Hooks `rewrite` into JAX; the lowering rules of our calls must call `_compat.note_call`."""
 
-    def prepare(module: Any) -> None:
-        _reopen(module)
+    def prepare(module: Any, devices: list[int]) -> None:
+        _settle(module, devices)
         begin_executable()
 
     _compat.install_hooks(

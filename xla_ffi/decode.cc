@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "core/hash.h"
 #include "core/reduce/reduce.h"
 #include "xla_ffi/ffi_status.h"
 
@@ -121,12 +122,11 @@ Status DecodeGroups(Integers groups, Integers group_sizes, Integers devices,
     std::vector<int64_t> members;
     for (size_t i = begin; i < begin + size; ++i) {
       const int64_t position = groups[i];
-      if (position < 0 ||
-          (devices.size() != 0 && position >= static_cast<int64_t>(devices.size()))) {
+      if (position < 0 || position >= static_cast<int64_t>(devices.size())) {
         return Invalid("a group names position " + std::to_string(position) +
                        ", which the mesh does not have");
       }
-      members.push_back(devices.size() == 0 ? position : devices[position]);
+      members.push_back(devices[position]);
     }
     begin += size;
     const Group* group = InternGroup(members);
@@ -188,6 +188,16 @@ Status DecodeKind(std::string_view kind, std::string_view op, int64_t root, Inte
   return Status();
 }
 
+// A program may be loaded for several sets of devices at the same time: these
+// are different programs, with launches of their own.
+uint64_t LoadedProgram(uint64_t lowered, Integers devices) {
+  Hash128 hash;
+  hash.Add(lowered);
+  for (int64_t device : devices) hash.Add(static_cast<uint64_t>(device));
+  Runtime::Get().RegisterLoaded(hash.hi, lowered);
+  return hash.hi;
+}
+
 Status Decode(Target target, const ffi::Dictionary& attributes, CallState* state) {
   AttributeReader reader(attributes);
   const std::string_view kind = reader.Get<std::string_view>("kind");
@@ -221,12 +231,11 @@ Status Decode(Target target, const ffi::Dictionary& attributes, CallState* state
   }
   state->name = std::string(name);
   state->has_key = has_key != 0;
-  state->has_position = devices.size() == 0;
   state->closed = closed != 0;
   state->stage_source = stage != 0;
   state->priority = static_cast<int>(priority);
   state->timeout_ns = timeout_us * 1000;
-  state->program = static_cast<uint64_t>(program);
+  state->program = LoadedProgram(static_cast<uint64_t>(program), devices);
   state->site = static_cast<int32_t>(site);
   if (Status status = DecodeGroups(groups, group_sizes, devices, &state->memberships);
       !status.ok()) {
@@ -342,7 +351,7 @@ Status DecodeSubmission(const CallState& state, const XLA_FFI_CallFrame& frame, 
                         int64_t run_id, Submission* submission, RaggedPart* ragged) {
   const bool is_ragged = state.kind == Kind::kRaggedAllToAll;
   const int64_t key_index = is_ragged ? 1 + kRaggedOperands : 1;
-  const int64_t expected = key_index + (state.has_key ? 1 : 0) + (state.has_position ? 1 : 0);
+  const int64_t expected = key_index + (state.has_key ? 1 : 0);
   if (frame.args.size != expected) {
     return Invalid("expected " + std::to_string(expected) + " operands, got " +
                    std::to_string(frame.args.size));
@@ -357,18 +366,10 @@ Status DecodeSubmission(const CallState& state, const XLA_FFI_CallFrame& frame, 
   if (state.has_key) {
     if (Status status = DecodeKey(Operand(frame, key_index), &key); !status.ok()) return status;
   }
-  int64_t self = device;
-  if (state.has_position) {
-    const XLA_FFI_Buffer& position = Operand(frame, expected - 1);
-    if (position.dtype != XLA_FFI_DataType_U32) return Invalid("the position must be a uint32");
-    uint32_t value;
-    std::memcpy(&value, position.data, sizeof(value));
-    self = value;
-  }
-  const CallState::Membership* membership = FindMembership(state, self);
+  const CallState::Membership* membership = FindMembership(state, device);
   if (membership == nullptr) {
-    return Invalid("device " + std::to_string(self) + " runs a collective but is in none of its " +
-                   "groups");
+    return Invalid("device " + std::to_string(device) +
+                   " runs a collective but is in none of its " + "groups");
   }
   int64_t count = source.count;
   const int64_t blocks = SourceBlocks(state.kind, membership->group->size());
@@ -382,7 +383,7 @@ Status DecodeSubmission(const CallState& state, const XLA_FFI_CallFrame& frame, 
                    std::to_string(count) + " elements, which cannot be cut into " +
                    std::to_string(blocks) + " equal blocks");
   }
-  const IdentifiedCall call = state.call_site->Next(self, run_id, membership->group, key);
+  const IdentifiedCall call = state.call_site->Next(device, run_id, membership->group, key);
   submission->device = device;
   submission->group = membership->group;
   submission->member = membership->member;

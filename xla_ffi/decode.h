@@ -13,9 +13,7 @@
 //                         the group; else empty
 //   groups       i64[]    positions in the mesh, group after group
 //   group_sizes  i64[]    members of each group
-//   devices      i64[]    global device id of each position. Empty: not known when
-//                         the program was lowered; then a member is named by its
-//                         position, which comes as the last operand (u32)
+//   devices      i64[]    global device id of each position
 //   name         str      "" for an unnamed call
 //   has_key      i64      1: an integer key is among the operands
 //   priority     i64      larger first
@@ -51,7 +49,7 @@ struct CallState {
     void operator()(CallSite* site) const { DeleteCallSite(site); }
   };
   struct Membership {
-    int64_t device;  // global id; or the position where the devices are not known
+    int64_t device;  // global id
     const Group* group;
     int member;
   };
@@ -62,12 +60,11 @@ struct CallState {
   const Pairs* pairs = nullptr;
   std::string name;
   bool has_key = false;
-  bool has_position = false;
   bool closed = false;
   bool stage_source = false;
   int priority = 0;
   int64_t timeout_ns = 0;
-  uint64_t program = 0;
+  uint64_t program = 0;  // on these devices
   int32_t site = -1;
   std::vector<Membership> memberships;                   // sorted by device
   std::unique_ptr<CallSite, CallSiteDeleter> call_site;  // done's only knows launches

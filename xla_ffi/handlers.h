@@ -15,8 +15,8 @@ struct TargetHandlers {
   XLA_FFI_Handler* execute;
 };
 
-// dfccl_collective        (source[, ragged][, key][, position]) -> result
-// dfccl_collective_start  (source[, ragged][, key][, position]) -> ticket u64[1]
+// dfccl_collective        (source[, ragged][, key]) -> result
+// dfccl_collective_start  (source[, ragged][, key]) -> ticket u64[1]
 // dfccl_collective_done   (ticket, source, more tickets...) -> result
 // ragged, for ragged_all_to_all: what the result holds before, and the four index
 // arrays in the order of RaggedPart (core/runtime.h)

@@ -90,9 +90,19 @@ void SiteTable::Register(uint64_t program, int32_t site, SiteInfo info) {
   sites_[{program, site}] = std::move(info);
 }
 
+void SiteTable::RegisterLoaded(uint64_t program, uint64_t lowered) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  lowered_[program] = lowered;
+}
+
+uint64_t SiteTable::Lowered(uint64_t program) const {
+  const auto found = lowered_.find(program);
+  return found == lowered_.end() ? program : found->second;
+}
+
 SiteInfo SiteTable::Find(uint64_t program, int32_t site) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = sites_.find({program, site});
+  const auto found = sites_.find({Lowered(program), site});
   return found == sites_.end() ? SiteInfo() : found->second;
 }
 
@@ -100,11 +110,12 @@ SiteTable::Dependence SiteTable::NeedsResultOf(const OperationInfo& wanted, uint
                                                int32_t blocked_in) const {
   std::lock_guard<std::mutex> lock(mutex_);
   Dependence dependence = Dependence::kUnknown;
+  program = Lowered(program);
   // A named call may stand at several sites (one in each branch), and only one
   // of them can need a result of the site that blocks.
   for (auto entry = sites_.lower_bound({program, INT32_MIN});
        entry != sites_.end() && entry->first.first == program; ++entry) {
-    const bool same_site = wanted.program == program && entry->first.second == wanted.site;
+    const bool same_site = Lowered(wanted.program) == program && entry->first.second == wanted.site;
     const bool same_name = wanted.name != nullptr && entry->second.name == *wanted.name;
     if (!same_site && !same_name) continue;
     const std::vector<int32_t>& after = entry->second.after;

@@ -23,6 +23,8 @@ namespace dfccl {
 class SiteTable {
  public:
   void Register(uint64_t program, int32_t site, SiteInfo info);
+  // `program` is `lowered`, loaded for some devices: it has the same sites.
+  void RegisterLoaded(uint64_t program, uint64_t lowered);
   SiteInfo Find(uint64_t program, int32_t site) const;  // empty if unknown
 
   enum class Dependence : uint8_t { kUnknown, kNone, kData };
@@ -31,8 +33,11 @@ class SiteTable {
   Dependence NeedsResultOf(const OperationInfo& wanted, uint64_t program, int32_t blocked_in) const;
 
  private:
+  uint64_t Lowered(uint64_t program) const;
+
   mutable std::mutex mutex_;
   std::map<std::pair<uint64_t, int32_t>, SiteInfo> sites_;
+  std::map<uint64_t, uint64_t> lowered_;  // by loaded program
 };
 
 // Devices that wait for each other: in `chain`, each one's operation lacks the

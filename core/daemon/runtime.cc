@@ -127,6 +127,9 @@ class RuntimeImpl : public Runtime {
   void Collect(Operation* operation, void* destination) override;
   void Release(Operation* operation) override { operation->daemon->Release(operation); }
   void Abandon(int64_t device, uint64_t program, uint64_t launch, const Status& status) override;
+  void RegisterLoaded(uint64_t program, uint64_t lowered) override {
+    sites_.RegisterLoaded(program, lowered);
+  }
   void RegisterSite(uint64_t program, int32_t site, SiteInfo info) override {
     sites_.Register(program, site, std::move(info));
   }

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from common import N, case_arguments, check, in_threads, main, mesh, ranked, spmd
 from jax import export, lax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_dfccl
@@ -250,30 +250,46 @@ def _all(*rows):
     return tuple(y[None] for y in (*named, *unnamed))
 
 
-def _check_all(what: str, program) -> None:
+def _check_all(what: str, program, on=mesh) -> None:
     for launch in range(3):
         xs = [operand(case, 21, launch) for case in CASES]
-        placed = [jax.device_put(x, NamedSharding(mesh, P("i"))) for x in xs]
+        placed = [jax.device_put(x, NamedSharding(on, P("i"))) for x in xs]
         results = program(*placed)
         for case, x, got in zip(CASES + CASES, xs + xs, results, strict=True):
             check(f"{case} {what}", got, expected(case, x, None))
 
 
+SHUFFLED = Mesh(np.random.default_rng(5).permutation(jax.devices()), ("i",))
 _CUSTOM_CALLS = ("dfccl_collective", "dfccl_collective_start", "dfccl_collective_done")
 
 
+def _running_sums(x):
+    """For half of the devices: numbers of its own for each, under a name."""
+    return jax_dfccl.inclusive_scan(x, "i", name="running")
+
+
 def exported() -> None:
-    """Writes the program to a file with `jax.export`."""
+    """Writes programs, for all devices and for half of them, to files with `jax.export`."""
     allowed = [export.DisabledSafetyCheck.custom_call(name) for name in _CUSTOM_CALLS]
+    half = Mesh(jax.devices()[: N // 2], ("i",))
+    sums = jax.jit(jax.shard_map(_running_sums, mesh=half, in_specs=P("i"), out_specs=P("i")))
     operands = [operand(case, 21, 0) for case in CASES]
-    program = export.export(spmd(_all), disabled_checks=allowed)(*operands)
-    Path(case_arguments[0]).write_bytes(program.serialize())
+    for name, program, xs in (("all", spmd(_all), operands), ("half", sums, [np.zeros(N // 2)])):
+        file = Path(case_arguments[0]) / name
+        file.write_bytes(export.export(program, disabled_checks=allowed)(*xs).serialize())
+
+
+def _reloaded(name: str):
+    file = Path(case_arguments[0]) / name
+    return jax.jit(export.deserialize(bytearray(file.read_bytes())).call)
 
 
 def reloaded() -> None:
-    """Runs the file's program, which is not traced here."""
-    program = export.deserialize(bytearray(Path(case_arguments[0]).read_bytes())).call
-    _check_all("reloaded", jax.jit(program))
+    """Runs the files' programs, which are not traced here, also on devices in another order."""
+    program = _reloaded("all")
+    for _ in range(2):
+        _check_all("reloaded", program)
+        _check_all("reloaded on other devices", program, SHUFFLED)
 
     total = jax.shard_map(
         lambda x: lax.psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False
@@ -292,6 +308,22 @@ def reloaded() -> None:
             check(f"{case} beside psum", got, np.broadcast_to(right.sum(0), right.shape))
 
 
+def reloaded_twice() -> None:
+    """One program, and one name in it, on two halves of the devices at the same time."""
+    program = _reloaded("half")
+    halves = [Mesh(SHUFFLED.devices[k : k + N // 2], ("i",)) for k in (0, N // 2)]
+
+    def work(k: int) -> None:
+        launches = []
+        for launch in range(200):
+            x = np.arange(N // 2) * 1.0 + launch + 1000 * k
+            launches.append((x, program(jax.device_put(x, NamedSharding(halves[k], P("i"))))))
+        for x, got in launches:
+            check(f"running sums of half {k}", got, np.cumsum(x))
+
+    in_threads([(work, 0), (work, 1)])
+
+
 def cached() -> None:
     """From the persistent compilation cache on the second run, beside a program compiled now."""
     folder, expect = case_arguments
@@ -305,6 +337,10 @@ def cached() -> None:
     hit = "/jax/compilation_cache/cache_hits" in events
     check(f"cache hit is {hit}", hit, expect == "hit")
     if hit:
+        elsewhere = jax.shard_map(
+            _all, mesh=SHUFFLED, in_specs=P("i"), out_specs=P("i"), check_vma=False
+        )
+        _check_all("on other devices", jax.jit(elsewhere), SHUFFLED)
         jax.config.update("jax_enable_compilation_cache", False)
         _check_all("compiled now", spmd(lambda *rows: _all(*rows)))
         _check_all("cached again", program)
@@ -316,7 +352,7 @@ if __name__ == "__main__":
             f.__name__: f
             for f in (
                 order, different_kinds, depth, loops, random_orders, threads, neighbours, pipelines,
-                exported, reloaded, cached,
+                exported, reloaded, reloaded_twice, cached,
             )
         }
     )  # fmt: skip

@@ -100,15 +100,6 @@ def test_groups_are_positions_in_the_mesh():
             np.testing.assert_array_equal(got[member], X[group].sum(0))
 
 
-def test_without_devices_the_position_is_an_operand():
-    def f(x):
-        position = jax.lax.axis_index("i").astype(np.uint32)
-        return single(x, position, devices=[], groups=range(N), group_sizes=[2, 2, 2, 2])
-
-    right = np.repeat(X.reshape(4, 2, 3).sum(1), 2, axis=0)
-    np.testing.assert_array_equal(spmd(f)(X), right)
-
-
 def blocks(x: np.ndarray) -> np.ndarray:
     """(source member, block of its source, ...)"""
     return x.reshape(N, N, -1, *x.shape[2:])

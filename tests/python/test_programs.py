@@ -126,6 +126,15 @@ def test_many_random_sequences():
     run("overlapping", "random_sequences", "--repeats", "4000", limit_s=3600)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "case",
+    ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "ppermute", "inclusive_scan"],
+)
+def test_more_than_two_gigabytes(case):
+    run("huge", case, "--devices", "2", limit_s=1200)
+
+
 @pytest.mark.parametrize("case", ["missing", "raises", "late"])
 def test_failing(case):
     run("failing", case)
@@ -138,8 +147,9 @@ def test_very_late():
 
 
 def test_kinds_exported_and_reloaded(tmp_path):
-    run("kinds", "exported", str(tmp_path / "program"))
-    run("kinds", "reloaded", str(tmp_path / "program"))
+    run("kinds", "exported", str(tmp_path))
+    run("kinds", "reloaded", str(tmp_path))
+    run("kinds", "reloaded_twice", str(tmp_path))
 
 
 def test_kinds_from_the_persistent_cache(tmp_path):

@@ -30,6 +30,7 @@ TEST_F(FailureTest, MismatchNamesBothSides) {
   Runtime& runtime = Runtime::Get();
   runtime.RegisterSite(11, 0, {"all_reduce(sum)", "", "train.py:3 (step)", "jit_step", {}});
   runtime.RegisterSite(22, 5, {"all_reduce(max)", "", "eval.py:9 (score)", "jit_score", {}});
+  runtime.RegisterLoaded(23, 22);  // and so has the same sites
   const Instance instance = Make({4, 5, 6}, 10);
   Part right(instance, 0), wrong(instance, 1), late(instance, 2);
   Submission submission = right.MakeSubmission();
@@ -41,7 +42,7 @@ TEST_F(FailureTest, MismatchNamesBothSides) {
   submission.signature.op = ReduceOp::kMax;
   submission.signature.dtype = DType::kS32;
   submission.signature.count = 9;
-  submission.program = 22;
+  submission.program = 23;
   submission.site = 5;
   wrong.Submit(submission);
   // Also a member that comes after the error, at once.
