@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cstdint>
+#include <cstring>
 
 #include "core/reduce/float_mode.h"
 #include "core/reduce/kernels.h"
@@ -199,9 +200,18 @@ void ReduceWith(const Kernels& kernels, const ReduceArgs& args) {
   assert(args.source_count >= 1 && args.destination_count >= 1);
   if (args.count <= 0) return;
   const bool copy = IsCopy(args);
+  const bool accumulated = copy && args.sources[0].accumulated;
+  const int64_t size = DTypeSize(accumulated ? AccumulationType(args.dtype) : args.dtype);
+  if (copy && !args.streaming_stores) {
+    // Large ones don't fetch the lines that they write over, as loops of stores do.
+    const void* from = args.sources[0].data;
+    for (int d = 0; d < args.destination_count; ++d) {
+      void* to = args.destinations[d].data;
+      if (to != from) std::memcpy(to, from, static_cast<size_t>(args.count * size));
+    }
+    return;
+  }
   if (copy || !IsNarrow(args.dtype)) {
-    const bool accumulated = copy && args.sources[0].accumulated;
-    const int64_t size = DTypeSize(accumulated ? AccumulationType(args.dtype) : args.dtype);
     const DefaultFloatMode mode;
     (copy ? kernels.copy : kernels.fold(FoldOp(args), args.dtype))(
         {args.sources, args.source_count, args.destinations, args.destination_count,
