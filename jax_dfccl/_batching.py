@@ -101,7 +101,7 @@ def _batch_members(kind: Kind, axis_data: Any, values: Any, dims: Any, **params:
             gather["name"] = f"{params['name']}/operand{number}"
         parts = bind("all_gather", x, *key, **gather)
         parts = parts.reshape(*sizes, *x.shape).swapaxes(1, 2)
-        everyone.append(parts.reshape(-1, *x.shape[1:]))
+        everyone.append(parts.reshape(math.prod(sizes) * axis_data.size, *x.shape[1:]))
     result = _local.evaluate(kind.name, tuple(everyone), groups, **specific)
     result = result.reshape(sizes[0], axis_data.size, sizes[1], *result.shape[1:])
     own = [lax.axis_index(part) if part else np.int32(0) for part in (major, minor)]
