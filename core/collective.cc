@@ -59,8 +59,23 @@ int64_t ResultBlocks(Kind kind, int members) {
   return kind == Kind::kAllGather || kind == Kind::kAllToAll || kind == Kind::kGather ? members : 1;
 }
 
-bool Needs(const Signature& signature, int members, int member, int peer) {
-  if (member == peer) return true;
+bool IsTogether(Kind kind, bool across) {
+  switch (kind) {
+    case Kind::kPermute:
+    case Kind::kBroadcast:
+    case Kind::kGather:
+    case Kind::kScatter:
+      return false;
+    case Kind::kScan:
+    case Kind::kExscan:
+      return across;
+    default:
+      return true;
+  }
+}
+
+bool Needs(const Signature& signature, int members, int member, int peer, bool across) {
+  if (member == peer || IsTogether(signature.kind, across)) return true;
   switch (signature.kind) {
     case Kind::kBroadcast:
     case Kind::kGather:

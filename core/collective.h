@@ -114,8 +114,10 @@ int64_t ResultBlocks(Kind kind, int members);
 
 // Whether `member` of `members` cannot finish before `peer` has come: everyone for
 // kinds in which everyone needs everyone, else those whose data it wants and those
-// who want its data.
-bool Needs(const Signature& signature, int members, int member, int peer);
+// who want its data. Scans `across` processes are of the former.
+bool Needs(const Signature& signature, int members, int member, int peer, bool across);
+// Everyone needs everyone.
+bool IsTogether(Kind kind, bool across);
 
 const char* KindName(Kind kind);
 const char* ReduceOpName(ReduceOp op);

@@ -2,9 +2,11 @@
 // The table of groups of this process, keyed by the ordered member list.
 #include "core/group.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "core/hash.h"
 
@@ -18,24 +20,74 @@ uint64_t HashMembers(const std::vector<int64_t>& members) {
   return hash.hi;
 }
 
+// Leaked, as groups are used by threads that may outlive static destructors.
 struct GroupTable {
   std::mutex mutex;
   std::map<std::vector<int64_t>, std::unique_ptr<Group>> groups;
+  std::map<std::vector<uint16_t>, std::unique_ptr<Placement>> placements;
+  int process = 0;
+  std::unordered_map<int64_t, int> process_of;
+
+  static GroupTable& Get() {
+    static GroupTable& table = *new GroupTable;
+    return table;
+  }
+
+  const Placement* Intern(const std::vector<uint16_t>& process) {
+    std::unique_ptr<Placement>& placement = placements[process];
+    if (placement == nullptr) {
+      const int processes = 1 + *std::max_element(process.begin(), process.end());
+      placement = std::make_unique<Placement>(Placement{process, processes});
+    }
+    return placement.get();
+  }
+
+  void Place(Group* group) {
+    std::vector<uint16_t> numbers;
+    for (int64_t member : group->members) {
+      const auto known = process_of.find(member);
+      const int owner = known == process_of.end() ? process : known->second;
+      auto found = std::find(group->processes.begin(), group->processes.end(), owner);
+      if (found == group->processes.end()) {
+        found = group->processes.insert(found, owner);
+      }
+      numbers.push_back(static_cast<uint16_t>(found - group->processes.begin()));
+    }
+    const auto own = std::find(group->processes.begin(), group->processes.end(), process);
+    if (group->processes.size() == 1 && own != group->processes.end()) return;
+    if (own != group->processes.end()) {
+      group->here = static_cast<int>(own - group->processes.begin());
+    }
+    group->placement = Intern(numbers);
+  }
 };
 
 }  // namespace
 
+const Placement* InternPlacement(std::vector<uint16_t> process) {
+  GroupTable& table = GroupTable::Get();
+  std::lock_guard<std::mutex> lock(table.mutex);
+  return table.Intern(process);
+}
+
 const Group* InternGroup(const std::vector<int64_t>& members) {
-  // Leaked: groups are used by threads that may outlive static destructors.
-  static GroupTable& table = *new GroupTable;
+  GroupTable& table = GroupTable::Get();
   std::lock_guard<std::mutex> lock(table.mutex);
   std::unique_ptr<Group>& group = table.groups[members];
   if (group == nullptr) {
     group = std::make_unique<Group>();
     group->members = members;
     group->hash = HashMembers(members);
+    if (!members.empty()) table.Place(group.get());
   }
   return group.get();
+}
+
+void SetTopology(int process, std::unordered_map<int64_t, int> process_of) {
+  GroupTable& table = GroupTable::Get();
+  std::lock_guard<std::mutex> lock(table.mutex);
+  table.process = process;
+  table.process_of = std::move(process_of);
 }
 
 }  // namespace dfccl

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax._src import compiler, source_info_util, xla_bridge
+from jax._src import compiler, distributed, source_info_util, xla_bridge
 from jax._src import config as jax_config
 from jax._src.core import NamedAxisEffect as NamedAxisEffect
 from jax._src.dispatch import apply_primitive as apply_primitive
@@ -300,3 +300,41 @@ def ppermute_order(group: tuple[int, ...]) -> tuple[int, ...] | None:
     if refuses is None:  # 0.10.2
         return tuple(sorted(group))
     return None if refuses.value and group != tuple(sorted(group)) else group
+
+
+class KeyValueStore:
+    """The key-value store of jax.distributed."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def get(self, key: str) -> str | None:
+        """The value, None if there is none yet."""
+        try:
+            return self._client.key_value_try_get(key)
+        except jax.errors.JaxRuntimeError as error:
+            if "NOT_FOUND" in str(error):
+                return None
+            raise
+
+    def add(self, key: str, value: str) -> bool:
+        """Sets a value unless there is one; whether it did."""
+        try:
+            self._client.key_value_set(key, value)
+        except jax.errors.JaxRuntimeError as error:
+            if "ALREADY_EXISTS" in str(error):
+                return False
+            raise
+        return True
+
+    def replace(self, key: str, value: str) -> None:
+        """Sets a value."""
+        self._client.key_value_set(key, value, allow_overwrite=True)
+
+
+def key_value_store() -> tuple[KeyValueStore, str] | None:
+    """The job's store and its coordinator's host:port; None without jax.distributed."""
+    state = distributed.global_state
+    if state.client is None:
+        return None
+    return KeyValueStore(state.client), state.coordinator_address or ""

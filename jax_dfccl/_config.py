@@ -104,6 +104,66 @@ class Config:
         )
 
 
+_LEAST_RING_BYTES, _MOST_RING_BYTES = 1 << 16, 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterConfig:
+    """How this process gets connected with the other processes of its job.
+
+    Attributes:
+        transport: JAX_DFCCL_TRANSPORT. "tcp": TCP also within a host; "": what fits.
+        interface: JAX_DFCCL_INTERFACE. Where to listen with TCP: the name of an interface or an
+            address; "": the address by which this host reaches the coordinator.
+        ring_bytes: JAX_DFCCL_RING_BYTES. Memory for what is under way between two processes of a
+            host, per direction.
+        connect_timeout_s: JAX_DFCCL_CONNECT_TIMEOUT. How long a process whose address is known
+            may be unreachable before it counts as lost.
+        peer_timeout_s: JAX_DFCCL_PEER_TIMEOUT. How long a process that is connected with TCP may
+            be silent before it counts as lost; 0: for ever.
+        job_secret: JAX_DFCCL_JOB_SECRET. What every process of the job knows and no one else; "":
+            a random one from the job's key-value store.
+    """
+
+    transport: str = ""
+    interface: str = ""
+    ring_bytes: int = 2 << 20
+    connect_timeout_s: float = 60.0
+    peer_timeout_s: float = 30.0
+    job_secret: str = dataclasses.field(default="", repr=False)
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> "ClusterConfig":
+        """Reads the JAX_DFCCL_* variables; a bad value is a ValueError that names it."""
+        env = os.environ if environment is None else environment
+        transport = env.get("JAX_DFCCL_TRANSPORT", cls.transport)
+        if transport not in ("", "tcp"):
+            raise ValueError(f"JAX_DFCCL_TRANSPORT={transport!r}: must be tcp or empty")
+        return cls(
+            transport=transport,
+            interface=env.get("JAX_DFCCL_INTERFACE", cls.interface),
+            ring_bytes=_ring_bytes(env, cls.ring_bytes),
+            connect_timeout_s=_seconds(env, "JAX_DFCCL_CONNECT_TIMEOUT", cls.connect_timeout_s),
+            peer_timeout_s=_seconds(
+                env, "JAX_DFCCL_PEER_TIMEOUT", cls.peer_timeout_s, zero_allowed=True
+            ),
+            job_secret=env.get("JAX_DFCCL_JOB_SECRET", cls.job_secret),
+        )
+
+
+def _ring_bytes(env: Mapping[str, str], default: int) -> int:
+    text = env.get("JAX_DFCCL_RING_BYTES")
+    if text is None:
+        return default
+    size = int(text) if text.isascii() and text.isdigit() else 0
+    if not _LEAST_RING_BYTES <= size <= _MOST_RING_BYTES or size & (size - 1):
+        raise ValueError(
+            f"JAX_DFCCL_RING_BYTES={text!r}: must be a power of two from {_LEAST_RING_BYTES} to "
+            f"{_MOST_RING_BYTES}"
+        )
+    return size
+
+
 def _seconds(
     env: Mapping[str, str], variable: str, default: float, zero_allowed: bool = False
 ) -> float:

@@ -48,6 +48,25 @@ def register_site(
 def begin_executable() -> None:
     """The next executable is about to be compiled or loaded; one at a time."""
 
+def cluster_join(process: int, process_of: dict[int, int], peer_timeout_s: float) -> None:
+    """Once: the index of this process, and the process of each global device id.
+
+    Processes that are connected with TCP and silent for `peer_timeout_s` are lost; 0: never.
+    """
+
+def cluster_link(process: int, socket: int, memory: int) -> None:
+    """Connects a process; takes over both descriptors.
+
+    The socket is a non-blocking stream with nothing unread. The memory (-1: none, and then it is
+    a TCP socket) is a file for two rings of the same size, that of the process with the smaller
+    index first, zero at the beginning.
+    """
+
+def threads_question() -> int: ...
+def threads_answer(threads: int) -> None: ...
+def cluster_down(process: int, reason: str) -> None:
+    """That process will never come."""
+
 def report() -> dict[str, Any]:
     """The flight report: "in_flight", "recent", "devices" and "cycles" (core/trace/flight.h)."""
 

@@ -27,13 +27,14 @@ import atexit
 import dataclasses
 import functools
 import threading
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import jax
 import numpy as np
 from jax.interpreters import mlir
 
-from jax_dfccl import _compat, _local, _passes, _plans
+from jax_dfccl import _cluster, _compat, _local, _passes, _plans
 from jax_dfccl._config import Config
 from jax_dfccl._groups import Groups, replica_groups
 from jax_dfccl._primitive import KINDS, PRIMITIVES, Kind, array_count
@@ -106,10 +107,13 @@ def _register_site(site: _passes.Site) -> None:
     _core.register_site(**{**dataclasses.asdict(site), "program": program})
 
 
-def _begin_executable() -> None:
+def _begin_executable(groups: set[tuple[int, ...]]) -> None:
     register()  # not done yet if the module was lowered by another process
     from jax_dfccl import _core
 
+    if jax.process_count() > 1:
+        process_of = {device.id: device.process_index for device in jax.devices(PLATFORM)}
+        _cluster.require(_reached([[process_of[member] for member in group] for group in groups]))
     _core.begin_executable()
 
 
@@ -180,10 +184,11 @@ def emit(
     has_key = len(operands) > array_count(kind)
     context: Any = ctx.module_context.axis_context
     mesh = context.mesh
-    if spanned := spanned_processes(mesh, members):
+    reached = reached_processes(mesh, members)
+    if len(reached) > 1 and kind == "ragged_all_to_all":
         raise NotImplementedError(
-            f"{kind}: the members of a group are in processes {spanned}; collectives between "
-            "processes are not there yet. Use jax.lax's, or groups within a process"
+            f"{kind}: the members of a group are in processes {reached}; this operation is for "
+            "groups within a process so far"
         )
     operation = f"{kind}({op})" if op else kind
     info = CallInfo(operation, name, _compat.user_source(ctx.traceback))
@@ -211,15 +216,17 @@ def emit(
     )
 
 
-def spanned_processes(mesh: Any, members: Groups) -> list[int]:
-    """The processes of a group whose members are in several; none if every group is within one."""
-    if not isinstance(mesh, jax.sharding.Mesh):  # its devices are not known yet
-        return list(range(jax.process_count())) if jax.process_count() > 1 else []
+def reached_processes(mesh: Any, members: Groups) -> list[int]:
+    """The processes that groups with members in this one have members in; if known yet."""
+    if not isinstance(mesh, jax.sharding.Mesh):
+        return [jax.process_index()]
     processes = [device.process_index for device in mesh.devices.flat]
-    for group in members:
-        if len(used := {processes[position] for position in group}) > 1:
-            return sorted(used)
-    return []
+    return _reached([[processes[position] for position in group] for group in members])
+
+
+def _reached(groups: Iterable[Collection[int]]) -> list[int]:
+    own = jax.process_index()
+    return sorted({own}.union(*(group for group in groups if own in group)))
 
 
 def _refuse(kind: Kind, ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> Any:

@@ -21,7 +21,7 @@ from jax.interpreters import mlir
 
 from jax_dfccl import _compat, _config
 from jax_dfccl._groups import Groups, replica_groups
-from jax_dfccl._lowering import PLATFORM, emit, spanned_processes
+from jax_dfccl._lowering import PLATFORM, emit, reached_processes
 from jax_dfccl._parts import joined, split
 from jax_dfccl._primitive import KINDS, RAGGED
 from jax_dfccl._reductions import reducible, storable
@@ -249,6 +249,8 @@ def _ragged_all_to_all(
     mesh: Any, *avals: Any, axis_name: Any, axis_index_groups: Any
 ) -> _Collective:
     members = _members(mesh, axis_name, axis_index_groups, of_one_size=True)
+    if len(reached_processes(mesh, members)) > 1:
+        raise _Keep("several processes")
     if any(aval.shape != avals[2].shape for aval in avals[2:]) or avals[2].size % len(members[0]):
         raise ValueError(
             "ragged_all_to_all: offsets and sizes have shapes "
@@ -261,8 +263,6 @@ def _ragged_all_to_all(
 def _members(mesh: Any, axes: Any, axis_index_groups: Any, of_one_size: bool = False) -> Groups:
     axes = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
     members = replica_groups(mesh.shape, axes, axis_index_groups)
-    if spanned_processes(mesh, members):
-        raise _Keep("several processes")
     if of_one_size and len(set(map(len, members))) > 1:
         raise _Keep("refused")  # by the rule of lax
     return members

@@ -912,12 +912,16 @@ def holds_calls(module: Any) -> bool:
     return found
 
 
-def _settle(module: Any, devices: list[int]) -> None:
+def _settle(module: Any, devices: list[int]) -> set[tuple[int, ...]]:
     """Tells the calls what is known when the program is loaded.
 
     One module may be loaded for other devices later, or be part of a larger one (`jax.export`),
     which may not be closed.
+
+    Returns:
+      The groups of its calls, as device ids.
     """
+    groups: set[tuple[int, ...]] = set()
     with module.context, ir.Location.unknown():
         known: dict[str, Any] = {"devices": ir.DenseI64ArrayAttr.get(devices)}
         if _survey(module).may_wait:
@@ -927,21 +931,33 @@ def _settle(module: Any, devices: list[int]) -> None:
             if op.name == "stablehlo.custom_call" and _target(op) in (CALL, START, DONE):
                 config = {entry.name: entry.attr for entry in op.attributes["mhlo.backend_config"]}
                 op.attributes["mhlo.backend_config"] = ir.DictAttr.get(config | known)
+                positions = _integers(config["groups"])
+                for size in _integers(config["group_sizes"]):
+                    # The handlers refuse what does not fit, and say so.
+                    fitting = [p for p in positions[:size] if 0 <= p < len(devices)]
+                    groups.add(tuple(devices[p] for p in fitting))
+                    del positions[:size]
             return ir.WalkResult.ADVANCE
 
         module.operation.walk(visit)
+    return groups
 
 
 def install(
     describe: Callable[[int], str],
     register: Callable[[Site], None],
-    begin_executable: Callable[[], Any],
+    begin_executable: Callable[[set[tuple[int, ...]]], Any],
 ) -> None:
-    """Hooks `rewrite` into JAX; the lowering rules of our calls must call `_compat.note_call`."""
+    """Hooks `rewrite` into JAX; the lowering rules of our calls must call `_compat.note_call`.
+
+    Args:
+      describe: Gives the source line of a call by its `call` attribute.
+      register: Is given every site of a lowered module.
+      begin_executable: Is given the groups of a module that is about to be compiled or loaded.
+    """
 
     def prepare(module: Any, devices: list[int]) -> None:
-        _settle(module, devices)
-        begin_executable()
+        begin_executable(_settle(module, devices))
 
     _compat.install_hooks(
         rewrite=lambda module: rewrite(module, describe, register),

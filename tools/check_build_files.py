@@ -17,7 +17,7 @@ SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
 # The files that each kind of build file lists; CMake finds headers by include path.
 _LISTED = {"CMakeLists.txt": r"\.(cc|cu)$", "BUILD": r"\.(h|cc|cuh?)$"}
 _FILE = re.compile(
-    r"(?P<root>\$\{(?:PROJECT|CMAKE)_SOURCE_DIR\}/)?(?P<path>[\w./-]+\.(?:h|cuh?|cc))\b"
+    r"(?P<root>\$\{(?:PROJECT|CMAKE)_SOURCE_DIR\}/|//(?P<package>[\w/-]+):)?(?P<path>[\w./-]+\.(?:h|cuh?|cc))\b"
 )
 _GLOB = re.compile(r"\bfile\s*\(\s*GLOB|\bglob\s*\(", re.IGNORECASE)
 
@@ -34,7 +34,7 @@ def named_files(root: Path, build_file: Path) -> Iterator[str]:
     """Yields the C++ files that a build file names, relative to the root."""
     text = re.sub(r"#.*", "", build_file.read_text(encoding="utf-8"))
     for match in _FILE.finditer(text):
-        base = root if match["root"] else build_file.parent
+        base = root / (match["package"] or "") if match["root"] else build_file.parent
         path = (base / match["path"]).resolve()
         listed = re.search(_LISTED[build_file.name], path.name)
         if listed and path.is_relative_to(root):

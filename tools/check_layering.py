@@ -58,6 +58,11 @@ INCLUDE_RULES = (
         r"core/runtime\.h$",
         rf"core/daemon/|core/[^/]+$|cuda/|xla_ffi/|{NOT_PRODUCT}",
     ),
+    (
+        "the transport knows nothing of what it carries",
+        r"core/(?!transport/|protocol/|status\.h$|hash\.h$)",
+        r"(?!core/transport/)",
+    ),
     ("plans do not include reduce or trace", r"core/(reduce|trace)/", r"(?!core/plans/)"),
     ("reduce does not include plans or trace", r"core/(plans|trace)/", r"(?!core/reduce/)"),
     ("trace does not include plans or reduce", r"core/(plans|reduce)/", r"(?!core/trace/)"),

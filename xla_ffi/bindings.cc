@@ -5,13 +5,16 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unordered_map.h>
 #include <nanobind/stl/vector.h>
 
 #include <cmath>
 #include <cstdint>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -124,6 +127,30 @@ void RegisterSite(int64_t program, int32_t site, std::string operation, std::str
   Runtime::Get().RegisterSite(static_cast<uint64_t>(program), site, std::move(info));
 }
 
+void JoinCluster(int process, std::unordered_map<int64_t, int> process_of, double peer_timeout_s) {
+  const int64_t peer_timeout_ns = Nanoseconds(peer_timeout_s, "peer_timeout_s");
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    status = Runtime::Get().JoinCluster(process, std::move(process_of), peer_timeout_ns);
+  }
+  if (!status.ok()) throw nb::value_error(status.message().c_str());
+}
+
+void AddLink(int process, int socket, int memory) {
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    status = Runtime::Get().AddLink(process, socket, memory);
+  }
+  if (!status.ok()) throw std::runtime_error(status.message());
+}
+
+void SetDown(int process, std::string reason) {
+  nb::gil_scoped_release release;
+  Runtime::Get().SetDown(process, reason);
+}
+
 nb::dict EntryDict(const FlightEntry& entry) {
   nb::dict dict;
   dict["device"] = entry.device;
@@ -213,6 +240,22 @@ NB_MODULE(_core, m) {
   m.def("register_site", &dfccl::RegisterSite, nb::arg("program"), nb::arg("site"),
         nb::arg("operation"), nb::arg("name"), nb::arg("source"), nb::arg("program_name"),
         nb::arg("after"), "Tells reports and errors what call `site` of `program` is.");
+  m.def("cluster_join", &dfccl::JoinCluster, nb::arg("process"), nb::arg("process_of"),
+        nb::arg("peer_timeout_s"),
+        "Tells which process of a job this one is, which process has each global device, and how "
+        "long one may be silent. Once.");
+  m.def("cluster_link", &dfccl::AddLink, nb::arg("process"), nb::arg("socket"), nb::arg("memory"),
+        "Takes over a connected, authenticated socket to a process, and a shared memory file or "
+        "-1.");
+  m.def(
+      "threads_question", [] { return dfccl::Runtime::Get().ThreadsQuestion(); },
+      "A descriptor that is readable when the runtime wants to know, by threads_answer, how many "
+      "threads of the user there are.");
+  m.def(
+      "threads_answer", [](int threads) { dfccl::Runtime::Get().AnswerThreads(threads); },
+      nb::arg("threads"));
+  m.def("cluster_down", &dfccl::SetDown, nb::arg("process"), nb::arg("reason"),
+        "That process will never come.");
   m.def("begin_executable", &dfccl::BeginExecutable,
         "The next executable is about to be compiled or loaded; one at a time.");
   m.def("report", &dfccl::Report, "The flight record of every device, as plain dicts and lists.");

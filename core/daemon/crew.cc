@@ -154,7 +154,7 @@ void Crew::EndDrive() {
 
 void Crew::Drive(Daemon* own, int64_t deadline_ns) {
   thread_state.driving = true;
-  bool in_time = !own->lifecycle().TryClaim() || own->Run(deadline_ns);
+  bool in_time = own == nullptr || !own->lifecycle().TryClaim() || own->Run(deadline_ns);
   in_time = in_time && RunOwn(deadline_ns);
   Daemon* daemon;
   while (in_time && run_queue_.TryPop(&daemon)) {

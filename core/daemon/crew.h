@@ -66,7 +66,7 @@ class Crew {
   // Ends a submission: calls the closed callbacks that it brought about.
   void EndDrive();
 
-  // Runs `own` if nobody else does, then whatever daemons it made runnable,
+  // Runs `own`, if it is given and nobody else does, then whatever daemons it made runnable,
   // until nothing is runnable or `deadline_ns` has passed. Calls no callbacks,
   // and holds no daemon on return.
   void Drive(Daemon* own, int64_t deadline_ns);

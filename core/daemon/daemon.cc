@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "core/daemon/clock.h"
+#include "core/daemon/cluster.h"
 #include "core/daemon/crew.h"
 #include "core/daemon/describe.h"
 
@@ -29,15 +30,18 @@ void SignalProgress(Record* record, uint16_t member, uint32_t value) {
       woke = true;
     }
   };
+  const uint32_t before = slots[member].progress.value();
   slots[member].progress.Signal(value);
-  const uint32_t level = value - kArrived;
-  if (record->shape.chosen.waits_for_all && level < Record::kLevels) {
-    // Partner: the looks at the level in Machine::Reached and in TrySleep.
-    const uint32_t signalled = record->level[level].FetchAddSeqCst(1) + 1;
-    if (signalled == static_cast<uint32_t>(members)) wake(kEveryMember);
+  if (record->shape.chosen.waits_for_all) {
+    for (uint32_t level = before; level < value && level < Record::kLevels; ++level) {
+      // Partner: the looks at the level in Machine::Reached and in TrySleep.
+      const uint32_t signalled = record->level[level].FetchAddSeqCst(1) + 1;
+      if (signalled == static_cast<uint32_t>(members)) wake(kEveryMember);
+    }
   }
   if (record->shape.chosen.waits_for_one) wake(member);
-  if (woke && record->shape.heavy) slots[member].operation->daemon->CallHelp();
+  Operation* operation = slots[member].operation;  // nullptr: it is elsewhere
+  if (woke && record->shape.heavy && operation != nullptr) operation->daemon->CallHelp();
 }
 
 // What the interpreter can do for one member: the CPU side of its steps.
@@ -54,6 +58,7 @@ class Daemon::Machine {
   bool Failed() const { return record_.failed.LoadAcquire() != 0; }
 
   bool Reached(uint16_t member, uint32_t value) const {
+    if (member == kOwnSends) return slot_.sent.LoadAcquire() >= value;
     if (member != kEveryMember) return record_.slots()[member].progress.Reached(value);
     const uint32_t level = value - kArrived;
     if (level < Record::kLevels) {
@@ -122,6 +127,8 @@ class Daemon::Machine {
     return false;
   }
 
+  void Send(const Step& step) { daemon_.environment_.cluster->Send(&operation_, step); }
+
   bool ShouldYield() {
     if (NowNs() >= deadline_ns_) return true;
     if (!daemon_.environment_.preemption) return false;
@@ -141,6 +148,7 @@ class Daemon::Machine {
     }
     return slot_.sleep.TrySleep(awaited, wait.value, [&] {
       if (record_.failed.LoadSeqCst() != 0) return true;
+      if (awaited == kOwnSends) return slot_.sent.LoadSeqCst() >= wait.value;
       if (awaited != kEveryMember) {
         return record_.slots()[awaited].progress.ReachedSeqCst(wait.value);
       }
@@ -359,6 +367,7 @@ bool Daemon::RunTask(Operation* operation, int64_t deadline_ns) {
         return false;
 
       case Outcome::kFailed:
+        if (operation->group->placement != nullptr) environment_.cluster->Cancel(operation);
         if (!operation->record->Quiet()) {
           // A peer is in a data step with our buffers: at most one slice long.
           MakeReady(operation, /*front=*/false);

@@ -27,10 +27,12 @@
 
 namespace dfccl {
 
+class Cluster;
 class Crew;
 class Describer;
 
-// Moves a member's progress word and wakes whoever slept for that.
+// Moves a member's progress word, perhaps by more than one, and wakes whoever
+// slept for that.
 void SignalProgress(Record* record, uint16_t member, uint32_t value);
 
 // A finished operation as the flight record keeps it.
@@ -51,6 +53,7 @@ struct DaemonEnvironment {
   RecordTable* table;
   BufferPool* buffers;
   Crew* crew;
+  Cluster* cluster;
   const Describer* describer;
   bool preemption;
   uint64_t queue_capacity;

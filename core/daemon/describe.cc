@@ -58,6 +58,26 @@ std::vector<int64_t> Absent(const RecordView& record, int member) {
   return absent;
 }
 
+// Whom `member` waits for: "devices [2] of process 1 have not come".
+std::string Awaited(const RecordView& record, int member) {
+  const bool across = record.group->placement != nullptr;
+  std::vector<int64_t> devices = Absent(record, member);
+  const bool come = across && devices.empty();
+  std::set<int> processes;
+  for (int i = 0; across && i < record.group->size(); ++i) {
+    const MemberView& peer = record.members[i];
+    if (come ? peer.here || peer.ended : !record.Lacks(member, i)) continue;
+    if (come) devices.push_back(record.group->members[i]);
+    processes.insert(record.group->ProcessOf(i));
+  }
+  if (devices.empty()) return "not all data could be sent";
+  std::string text = "devices " + List(devices);
+  for (int process : processes) {
+    text += (process == *processes.begin() ? " of process " : ", ") + std::to_string(process);
+  }
+  return text + (come ? " have come, but not all of their data" : " have not come");
+}
+
 // The member that has waited longest for one that has not come, or else has come
 // first.
 int First(const RecordView& record) {
@@ -88,6 +108,11 @@ double Span(int64_t from_ns, int64_t to_ns) {
 void SiteTable::Register(uint64_t program, int32_t site, SiteInfo info) {
   std::lock_guard<std::mutex> lock(mutex_);
   sites_[{program, site}] = std::move(info);
+}
+
+void SiteTable::RegisterIfUnknown(uint64_t program, int32_t site, SiteInfo info) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  sites_.emplace(std::make_pair(program, site), std::move(info));
 }
 
 void SiteTable::RegisterLoaded(uint64_t program, uint64_t lowered) {
@@ -201,7 +226,7 @@ std::string Describer::Missing(const RecordView& record, int64_t now_ns) const {
   const OperationInfo& first = record.members[first_member].info;
   std::string text = Call(first, record.signature) + ", " + Values(record.signature) + ", group " +
                      List(record.group->members) + ": after " + Seconds(now_ns - first.submit_ns) +
-                     " devices " + List(Absent(record, first_member)) + " have not come. Arrived:";
+                     " " + Awaited(record, first_member) + ". Arrived:";
   size_t listed = 0;
   for (int i = 0; i < record.group->size(); ++i) {
     const MemberView& member = record.members[i];
@@ -313,6 +338,35 @@ std::string Describer::Cycle(const WaitCycle& cycle) const {
   return text;
 }
 
+DeviceWait Describer::Wait(const RecordView& record, int member) const {
+  return {
+      record.group->members[member], Absent(record, member),
+      Call(record.members[member].info, record.signature) + ", " + Values(record.signature) + ","};
+}
+
+std::string Describer::Gone(const RecordView& record, int process, const Status& how) const {
+  std::vector<int64_t> lost;
+  const OperationInfo* info = nullptr;
+  for (int i = 0; i < record.group->size(); ++i) {
+    if (record.group->ProcessOf(i) == process) lost.push_back(record.group->members[i]);
+    if (record.members[i].here && info == nullptr) info = &record.members[i].info;
+  }
+  if (info == nullptr) info = &record.members[record.creator].info;
+  return Call(*info, record.signature) + ", " + Values(record.signature) + ", group " +
+         List(record.group->members) + ": process " + std::to_string(process) + " with devices " +
+         List(lost) + " is gone (" + how.message() + ").";
+}
+
+void FailMismatch(RecordTable* table, const Describer& describer, const CollectiveId& id,
+                  const Group* group, const OperationInfo& info, const Signature& signature) {
+  const std::vector<RecordView> views =
+      table->View([&](Record& record) { return record.id == id && record.group == group; });
+  for (const RecordView& view : views) {
+    table->Fail(view.id, view.group,
+                Status(StatusCode::kMismatch, describer.Mismatch(view, info, signature)));
+  }
+}
+
 FlightEntry Describer::Common(const OperationInfo& info, const Signature& signature, int64_t bytes,
                               const Group& group) const {
   const SiteInfo site = sites_->Find(info.program, info.site);
@@ -328,7 +382,7 @@ FlightEntry Describer::Common(const OperationInfo& info, const Signature& signat
   entry.dtype = DTypeName(signature.dtype);
   entry.count = signature.count;
   entry.bytes = bytes;
-  entry.plan = PlanName(choose_(signature, group.size()));
+  entry.plan = PlanName(choose_(signature, group));
   entry.group = group.members;
   return entry;
 }

@@ -14,6 +14,7 @@
 
 #include "core/daemon/daemon.h"
 #include "core/daemon/record.h"
+#include "core/daemon/stuck.h"
 #include "core/plans/choice.h"
 #include "core/runtime.h"
 
@@ -23,6 +24,7 @@ namespace dfccl {
 class SiteTable {
  public:
   void Register(uint64_t program, int32_t site, SiteInfo info);
+  void RegisterIfUnknown(uint64_t program, int32_t site, SiteInfo info);
   // `program` is `lowered`, loaded for some devices: it has the same sites.
   void RegisterLoaded(uint64_t program, uint64_t lowered);
   SiteInfo Find(uint64_t program, int32_t site) const;  // empty if unknown
@@ -55,7 +57,7 @@ std::vector<WaitCycle> FindCycles(const std::vector<RecordView>& records);
 
 class Describer {
  public:
-  using Choose = std::function<PlanChoice(const Signature& signature, int members)>;
+  using Choose = std::function<PlanChoice(const Signature& signature, const Group& group)>;
   Describer(const SiteTable* sites, Choose choose) : sites_(sites), choose_(std::move(choose)) {}
 
   std::string Timeout(const RecordView& record, int64_t now_ns) const;
@@ -66,6 +68,9 @@ class Describer {
   std::string Wrong(const OperationInfo& info, const Signature& signature,
                     const std::string& fault) const;
   std::string Cycle(const WaitCycle& cycle) const;
+  // What a member waits for.
+  DeviceWait Wait(const RecordView& record, int member) const;
+  std::string Gone(const RecordView& record, int process, const Status& how) const;
 
   FlightEntry Entry(const RecordView& record, int member, int64_t now_ns) const;
   FlightEntry Entry(const Flight& flight, int64_t now_ns) const;
@@ -79,6 +84,10 @@ class Describer {
   const SiteTable* const sites_;
   const Choose choose_;
 };
+
+// Fails an instance which a member has joined with another signature.
+void FailMismatch(RecordTable* table, const Describer& describer, const CollectiveId& id,
+                  const Group* group, const OperationInfo& info, const Signature& signature);
 
 }  // namespace dfccl
 

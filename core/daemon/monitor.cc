@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/daemon/clock.h"
+#include "core/daemon/cluster.h"
 #include "core/daemon/crew.h"
 #include "core/daemon/describe.h"
 #include "core/daemon/record.h"
@@ -53,12 +54,13 @@ void Warn(const std::string& text) { std::fprintf(stderr, "jax_dfccl: %s\n", tex
 
 }  // namespace
 
-Monitor::Monitor(const RuntimeOptions& options, RecordTable* table, Crew* crew,
+Monitor::Monitor(const RuntimeOptions& options, RecordTable* table, Crew* crew, Cluster* cluster,
                  const Describer* describer, uint64_t (*submitted)(void*),
                  uint64_t (*finished)(void*), void* argument)
     : options_(options),
       table_(table),
       crew_(crew),
+      cluster_(cluster),
       describer_(describer),
       submitted_(submitted),
       finished_(finished),
@@ -134,6 +136,8 @@ void Monitor::Main() {
       quiet_since_ns_ = now_ns;
       quiet_cpu_ns_ = -1;  // reading it is slow: not before it is wanted
       cycles_checked_ = false;
+      if (told_) cluster_->TellStuck(activity_, {});
+      told_ = false;
     }
     if (now_ns < attend_until_ns) {
       tick_ns = kFastNs;
@@ -164,12 +168,15 @@ void Monitor::LookForLate(int64_t now_ns) {
   };
   // Which records to act on, and when to look next.
   const auto wanted = [&](Record& record) {
-    if (record.complete() || record.failed.LoadRelaxed() != 0) return false;
+    // A complete one ends by itself, unless another process stands still.
+    const bool across = record.group->placement != nullptr;
+    if ((record.complete() && !across) || record.failed.LoadRelaxed() != 0) return false;
     bool late = false;
     bool stalled = false;
     for (int i = 0; i < record.members(); ++i) {
       const Slot& slot = record.slots()[i];
-      if (!record.Lacks(i)) continue;
+      const bool stuck = across && slot.operation != nullptr && !slot.ended();
+      if (!stuck && !record.Lacks(i)) continue;
       late = late || is_late(slot.info);
       next_ns = std::min(next_ns, slot.info.submit_ns + slot.info.timeout_ns);
       const int64_t stall_ns = slot.info.submit_ns + options_.stall_warning_ns;
@@ -183,6 +190,8 @@ void Monitor::LookForLate(int64_t now_ns) {
   for (const RecordView& view : table_->View(wanted)) {
     bool late = false;
     for (int i = 0; i < view.group->size() && !late; ++i) {
+      late = view.group->placement != nullptr && view.members[i].here && !view.members[i].ended &&
+             is_late(view.members[i].info);
       for (int peer = 0; peer < view.group->size() && !late; ++peer) {
         late = view.Lacks(i, peer) && is_late(view.members[i].info);
       }
@@ -201,7 +210,9 @@ void Monitor::LookForLate(int64_t now_ns) {
 // Nothing was submitted or finished and the process did (nearly) nothing for
 // the grace period: then programs that wait for each other wait for ever.
 void Monitor::LookForCycles(int64_t now_ns) {
-  if (cycles_checked_ || options_.cycle_grace_ns <= 0 || now_ns == quiet_since_ns_) return;
+  if (options_.cycle_grace_ns <= 0 || now_ns == quiet_since_ns_) return;
+  const bool across = cluster_->has_others();
+  if (cycles_checked_ && (!across || now_ns - told_ns_ < kTellNs)) return;
   if (quiet_cpu_ns_ < 0) {
     quiet_since_ns_ = now_ns;
     quiet_cpu_ns_ = OthersCpuNs();
@@ -215,8 +226,12 @@ void Monitor::LookForCycles(int64_t now_ns) {
     // Someone computes, and may come yet.
     quiet_since_ns_ = now_ns;
     quiet_cpu_ns_ = cpu_ns;
+    if (told_) cluster_->TellStuck(activity_, {});
+    told_ = false;
     return;
   }
+  if (across) LookForCyclesAcross(now_ns);
+  if (cycles_checked_) return;
   cycles_checked_ = true;
   const std::vector<RecordView> records = table_->View(
       [](Record& record) { return !record.complete() && record.failed.LoadRelaxed() == 0; });
@@ -225,6 +240,34 @@ void Monitor::LookForCycles(int64_t now_ns) {
     for (const WaitCycle::Link& link : cycle.chain) {
       table_->Fail(link.record->id, link.record->group, status, link.record->arrived);
     }
+  }
+}
+
+// The same where others of those are in other processes: all say what waits in
+// them, and each looks whether it is in a circle.
+void Monitor::LookForCyclesAcross(int64_t now_ns) {
+  told_ns_ = now_ns;
+  std::vector<DeviceWait> waits;
+  std::vector<RecordView> waiting;
+  for (RecordView& view : table_->View(
+           [](Record& record) { return !record.complete() && record.failed.LoadRelaxed() == 0; })) {
+    bool any = false;
+    for (int i = 0; i < view.group->size(); ++i) {
+      if (!view.members[i].here || !view.members[i].waited_for) continue;
+      DeviceWait wait = describer_->Wait(view, i);
+      if (wait.awaits.empty()) continue;
+      waits.push_back(std::move(wait));
+      any = any || view.group->placement != nullptr;
+    }
+    if (any) waiting.push_back(std::move(view));
+  }
+  if (waiting.empty() && !told_) return;
+  cluster_->TellStuck(activity_, waits);
+  told_ = !waiting.empty();
+  const std::string cycle = cluster_->StuckInCycle();
+  if (cycle.empty()) return;
+  for (const RecordView& view : waiting) {
+    table_->Fail(view.id, view.group, Status(StatusCode::kCycle, cycle), view.arrived);
   }
 }
 

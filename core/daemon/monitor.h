@@ -16,6 +16,7 @@
 
 namespace dfccl {
 
+class Cluster;
 class Crew;
 class Describer;
 class RecordTable;
@@ -23,8 +24,9 @@ class RecordTable;
 class Monitor {
  public:
   // `submitted` and `finished` add up all devices' operations.
-  Monitor(const RuntimeOptions& options, RecordTable* table, Crew* crew, const Describer* describer,
-          uint64_t (*submitted)(void*), uint64_t (*finished)(void*), void* argument);
+  Monitor(const RuntimeOptions& options, RecordTable* table, Crew* crew, Cluster* cluster,
+          const Describer* describer, uint64_t (*submitted)(void*), uint64_t (*finished)(void*),
+          void* argument);
   ~Monitor();
   Monitor(const Monitor&) = delete;
   Monitor& operator=(const Monitor&) = delete;
@@ -44,6 +46,7 @@ class Monitor {
   static constexpr int64_t kCalmNs = 10'000'000;  // while operations come and go
   static constexpr int64_t kSlowNs = 50'000'000;
   static constexpr int64_t kAttendNs = 10'000'000;   // fast for so long after a call for it
+  static constexpr int64_t kTellNs = 250'000'000;    // between words to other processes
   static constexpr int64_t kLingerNs = 200'000'000;  // idle so long before it sleeps
 
   void Main();
@@ -51,11 +54,13 @@ class Monitor {
   void Alarm(int64_t at_ns);
   void LookForLate(int64_t now_ns);
   void LookForCycles(int64_t now_ns);
+  void LookForCyclesAcross(int64_t now_ns);
   int64_t OthersCpuNs() const;
 
   const RuntimeOptions options_;
   RecordTable* const table_;
   Crew* const crew_;
+  Cluster* const cluster_;
   const Describer* const describer_;
   uint64_t (*const submitted_)(void*);
   uint64_t (*const finished_)(void*);
@@ -68,6 +73,8 @@ class Monitor {
   uint64_t activity_ = 0;       // submissions and finishes
   int64_t quiet_since_ns_ = 0;  // neither since then
   int64_t quiet_cpu_ns_ = -1;   // the process's CPU time then; -1: not read yet
+  int64_t told_ns_ = 0;
+  bool told_ = false;  // other processes, that something waits here
   bool cycles_checked_ = false;
 
   std::mutex mutex_;

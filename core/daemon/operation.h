@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "core/collective.h"
 #include "core/protocol/atomics.h"
@@ -41,6 +42,10 @@ struct OperationInfo {
 // and again) and one of these. Written by the owner (pending, registered) and
 // by the daemon (finished).
 enum class OperationState : uint64_t { kPending = 0, kRegistered = 1, kFinished = 2 };
+
+// The one string with this value; nullptr for an empty one. Names come from
+// programs, so they are few; never freed.
+const std::string* InternName(std::string_view name);
 
 inline uint64_t StateWord(uint64_t generation, OperationState state) {
   return generation << 2 | static_cast<uint64_t>(state);

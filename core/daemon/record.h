@@ -9,15 +9,21 @@
 //  * anyone holding the lock of the record's shard: everything that is written
 //    only under that lock or before arrival (so the monitor and reports can
 //    look while the job is stuck).
+//
+// Members in other processes have slots, too, without an operation: whoever
+// receives from their process (core/daemon/cluster.h) moves their words. Between
+// BeginReceive and EndReceive such a member counts as one in a data step.
 #ifndef DFCCL_CORE_DAEMON_RECORD_H_
 #define DFCCL_CORE_DAEMON_RECORD_H_
 
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/collective.h"
+#include "core/daemon/buffer_pool.h"
 #include "core/daemon/counter.h"
 #include "core/daemon/operation.h"
 #include "core/daemon/spin_lock.h"
@@ -39,28 +45,44 @@ struct RaggedSlot {
   int64_t result_rows;
 };
 
+struct Record;
+
 // One member's place in a record.
 struct alignas(kCacheLine) Slot {
+  Record* record = nullptr;  // for ever
+
   // Written under the shard lock before the member's word says kArrived.
-  const void* source = nullptr;
+  const void* source = nullptr;  // of a member elsewhere: where its source would begin
   void* result = nullptr;
   void* scratch = nullptr;
-  Operation* operation = nullptr;  // nullptr: has not arrived
+  bool arrived = false;
+  Operation* operation = nullptr;  // nullptr: has not arrived, or is elsewhere
   uint64_t generation = 0;         // of the operation
   OperationInfo info;
   const RaggedSlot* ragged = nullptr;
+
+  // Of a member elsewhere: the part of its source that is sent here, from byte
+  // `kept_begin` of it on; and whether nothing more comes from it. Written under
+  // the shard lock.
+  void* kept = nullptr;
+  int64_t kept_begin = 0;
+  int64_t kept_bytes = 0;
+  bool received_all = false;
 
   // 1 while the member is in a data step. Written by the member; read by the
   // members of a failed record (see Record::Quiet).
   Atomic<uint32_t> in_data_step;
   Counter preemptions;  // written by the member, read by reports
+  // Sends that have left the member's buffers.
+  Atomic<uint32_t> sent;
 
   ProgressWord progress;
   SleepWord sleep;
 
-  // The member has arrived and its operation has finished.
+  // The member has arrived and its operation has finished; of a member elsewhere:
+  // as far as this process is concerned.
   bool ended() const {
-    if (operation == nullptr) return false;
+    if (operation == nullptr) return received_all;
     const uint64_t word = operation->state.LoadRelaxed();
     return word >> 2 != generation || StateOf(word) == OperationState::kFinished;
   }
@@ -109,11 +131,13 @@ struct alignas(kCacheLine) Record {
   alignas(kCacheLine) Atomic<uint32_t> level[kLevels];
 
   alignas(kCacheLine) Atomic<uint32_t> failed;
-  alignas(kCacheLine) Atomic<int32_t> remaining;  // members that must still finish
+  // Members that must still finish, and sends that have not left.
+  alignas(kCacheLine) Atomic<int32_t> remaining;
 
   int members() const { return group->size(); }
   bool complete() const { return arrived == members(); }
-  // A member has arrived, has not finished, and needs one that has not arrived.
+  // A member of this process has arrived, has not finished, and needs one that has
+  // not arrived.
   bool Lacks(int member);
   Slot* slots() { return reinterpret_cast<Slot*>(this + 1); }
 
@@ -127,6 +151,7 @@ struct alignas(kCacheLine) Record {
 // A consistent copy of one record, for the monitor and reports.
 struct MemberView {
   bool arrived = false;
+  bool here = false;        // it has arrived, in this process
   bool ended = false;       // it has finished, before others have come
   bool waited_for = false;  // a callback is registered: the program waits
   uint32_t progress = 0;
@@ -147,14 +172,28 @@ struct RecordView {
   // Whether `member` cannot finish because `peer` has not arrived.
   bool Lacks(int member, int peer) const {
     return members[member].arrived && !members[member].ended && !members[peer].arrived &&
-           Needs(signature, group->size(), member, peer);
+           Needs(signature, group->size(), member, peer, group->placement != nullptr);
   }
 };
 
 class RecordTable {
  public:
-  // `wake` makes a sleeping task of a failing record ready.
-  explicit RecordTable(void (*wake)(Operation*)) : wake_(wake) {}
+  // What other processes must know of a record that has failed here.
+  struct Failure {
+    CollectiveId id;
+    const Group* group;
+    Status status;
+    const std::string* name;  // of the call; nullptr: it has none
+    int64_t key;
+    uint64_t occurrence, program, launch;
+    std::vector<int> absent;
+  };
+  using OnFail = std::function<void(const Failure&)>;
+
+  // `wake` makes a sleeping task of a failing record ready. `on_fail` hears of
+  // failures of groups that reach into other processes, with no lock held.
+  RecordTable(BufferPool* buffers, void (*wake)(Operation*), OnFail on_fail)
+      : buffers_(buffers), wake_(wake), on_fail_(std::move(on_fail)) {}
   ~RecordTable();
 
   enum class Arrival : uint8_t { kJoined, kMismatch, kTwice, kFailedBefore };
@@ -175,12 +214,36 @@ class RecordTable {
   };
   Arrival Join(const Member& member, const Shape& shape, Operation* operation, Status* status);
 
+  // Enters a member of another process, as its first message tells. Its word is
+  // the caller's to move. `kept_bytes` > 0: it is going to send part of its source.
+  struct RemoteMember {
+    CollectiveId id;
+    const Group* group;
+    Signature signature;
+    uint16_t member;
+    OperationInfo info;
+    int64_t kept_begin, kept_bytes;
+  };
+  Arrival JoinFromElsewhere(const RemoteMember& member, const Shape& shape);
+
+  // Something of `member`, who is elsewhere, begins to come in. Until EndReceive
+  // the record stays and its members' buffers are theirs. nullptr: there is no such
+  // record, or it has failed.
+  Record* BeginReceive(const CollectiveId& id, const Group* group, uint16_t member);
+  // `last`: nothing more comes from that member.
+  void EndReceive(Record* record, uint16_t member, bool last);
+
   // By the last member to finish.
   void Free(Record* record);
 
   // Fails the record if it still lives, has not failed and, if `arrived` >= 0,
   // has exactly that many members. Wakes its sleeping members.
-  bool Fail(const CollectiveId& id, const Group* group, const Status& status, int arrived = -1);
+  // `told`: another process said so, and on_fail is not called.
+  bool Fail(const CollectiveId& id, const Group* group, const Status& status, int arrived = -1,
+            bool told = false);
+  // Another process says that an instance has failed, of which nothing may be known
+  // here yet.
+  void FailTold(const Failure& failure);
 
   // Copies of all records for which `wanted` holds, also of failed ones whose
   // members are still ending. `wanted` runs under the record's shard lock.
@@ -214,8 +277,17 @@ class RecordTable {
   static void Insert(Shard* shard, Record* record);
   static int SizeClass(int members);
   Record* Allocate(const Group* group);
+  // The record of a member that arrives; made if need be. nullptr: it has failed
+  // before, with *status.
+  Record* FindOrMake(Shard* shard, const CollectiveId& id, const Group* group,
+                     const Signature& signature, uint16_t member, const Shape& shape,
+                     Status* status);
+  static void Remember(Shard* shard, const CollectiveId& id, const Group* group,
+                       const Status& status);
 
+  BufferPool* const buffers_;
   void (*wake_)(Operation*);
+  const OnFail on_fail_;
   Shard shards_[kShards];
   FreeList free_[kSizeClasses];
 };

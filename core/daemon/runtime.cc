@@ -19,6 +19,7 @@
 
 #include "core/daemon/buffer_pool.h"
 #include "core/daemon/clock.h"
+#include "core/daemon/cluster.h"
 #include "core/daemon/crew.h"
 #include "core/daemon/daemon.h"
 #include "core/daemon/describe.h"
@@ -44,6 +45,11 @@ constexpr int64_t kHugePagesBytes = int64_t{4} << 20;
 constexpr int64_t kNestedBytes = int64_t{32} << 10;
 // How long a submitting thread may run daemons.
 constexpr int64_t kDriveNs = 200'000;
+// How long a submitting thread looks for what other processes send: since something
+// came, and in all. Long, since a member that leaves is woken too late for the next call,
+// which makes its peers leave. While nothing comes it offers its core to others.
+constexpr int64_t kLingerNs = 500'000;
+constexpr int64_t kMostLingerNs = 2'000'000;
 // Longest time-out, so that deadlines don't overflow.
 constexpr int64_t kMostNs = int64_t{1} << 61;
 constexpr int64_t kShutdownNs = 1'000'000'000;
@@ -57,23 +63,6 @@ int AvailableCores() {
 // Empty arrays may have no address, which memcpy must not be given.
 void CopyBytes(void* to, const void* from, int64_t bytes) {
   if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
-}
-
-// The one string with this value. Names come from programs, so they are few;
-// never freed.
-const std::string* InternName(std::string_view name) {
-  if (name.empty()) return nullptr;
-  struct Cached {
-    const std::string* name = nullptr;
-  };
-  static thread_local Cached cache[64];
-  Cached& cached = cache[std::hash<std::string_view>()(name) % 64];
-  if (cached.name != nullptr && *cached.name == name) return cached.name;
-  static std::mutex mutex;
-  static std::unordered_set<std::string>& names = *new std::unordered_set<std::string>;
-  std::lock_guard<std::mutex> lock(mutex);
-  cached.name = &*names.emplace(name).first;
-  return cached.name;
 }
 
 // Daemons by device; replaced as a whole when one is added.
@@ -100,18 +89,26 @@ class RuntimeImpl : public Runtime {
   RuntimeImpl(const RuntimeOptions& options, const InternalOptions& internal)
       : options_(options),
         internal_(internal),
-        table_([](Operation* operation) { operation->daemon->Wake(operation); }),
+        table_(
+            &buffers_, [](Operation* operation) { operation->daemon->Wake(operation); },
+            [this](const RecordTable::Failure& failure) { cluster_.TellFailed(failure); }),
         crew_(
             options.workers > 0 ? options.workers : AvailableCores(),
             [](void* runtime) { static_cast<RuntimeImpl*>(runtime)->monitor_->Attend(); }, this),
-        describer_(&sites_, [this](const Signature& signature, int members) {
-          return PlanRulesNow().Choose(signature, members);
-        }) {
+        describer_(&sites_,
+                   [this](const Signature& signature, const Group& group) {
+                     return PlanRulesNow().Choose(signature, group.size(), group.placement);
+                   }),
+        cluster_({&table_, &sites_, &describer_, &crew_,
+                  [this](const Signature& signature, const Group& group) {
+                    return ShapeOf(signature, group);
+                  },
+                  [this](const Ended& ended) { NoteEnded(ended); }}) {
     maps_.push_back(std::make_unique<DaemonMap>(16));
     map_.StoreRelease(maps_.back().get());
     SetPlanRules(options_.plan_rules);
     monitor_ = std::make_unique<Monitor>(
-        options_, &table_, &crew_, &describer_,
+        options_, &table_, &crew_, &cluster_, &describer_,
         [](void* runtime) { return static_cast<RuntimeImpl*>(runtime)->Sum(&Daemon::submitted); },
         [](void* runtime) { return static_cast<RuntimeImpl*>(runtime)->Sum(&Daemon::finished); },
         this);
@@ -127,6 +124,16 @@ class RuntimeImpl : public Runtime {
   void Collect(Operation* operation, void* destination) override;
   void Release(Operation* operation) override { operation->daemon->Release(operation); }
   void Abandon(int64_t device, uint64_t program, uint64_t launch, const Status& status) override;
+  Status JoinCluster(int process, std::unordered_map<int64_t, int> process_of,
+                     int64_t peer_timeout_ns) override;
+  Status AddLink(int process, int socket, int memory) override {
+    return cluster_.AddLink(process, socket, memory);
+  }
+  int ThreadsQuestion() override { return cluster_.question(); }
+  void AnswerThreads(int threads) override { cluster_.AnswerThreads(threads); }
+  void SetDown(int process, const std::string& reason) override {
+    cluster_.SetDown(process, Status(StatusCode::kAborted, reason));
+  }
   void RegisterLoaded(uint64_t program, uint64_t lowered) override {
     sites_.RegisterLoaded(program, lowered);
   }
@@ -143,23 +150,18 @@ class RuntimeImpl : public Runtime {
  private:
   Daemon* DaemonOf(int64_t device);
   Daemon* AddDaemon(int64_t device);
-  // A device whose part of a launch has ended with an error: it will not come to
-  // what its peers in that launch still wait for.
-  struct Ended {
-    int64_t device;
-    uint64_t program;
-    uint64_t launch;
-    Status status;
-  };
-  void NoteEnded(Ended ended);
+  void NoteEnded(const Ended& ended);
   void FailWhatAwaits(const Ended& ended);
   void FailIfAwaitsEnded(uint64_t program, uint64_t launch);
   uint64_t Sum(uint64_t (Daemon::*count)() const);
-  Shape ShapeOf(const Submission& submission) const;
+  Shape ShapeOf(const Signature& signature, const Group& group) const;
+  Shape ShapeOf(const Signature& signature, const Group& group, int64_t source_bytes,
+                int64_t result_bytes) const;
   // Acquire: partner is the release in SetPlanRules.
   const PlanRules& PlanRulesNow() const { return *plan_rules_.LoadAcquire(); }
   const RaggedSlot* TakeRagged(const RaggedPart& part, Operation* operation, void* result);
-  void Enter(Operation* operation, const Submission& submission);
+  bool Enter(Operation* operation, const Submission& submission);
+  void Linger(Operation* operation, Daemon* daemon);
 
   const RuntimeOptions options_;
   const InternalOptions internal_;
@@ -173,6 +175,7 @@ class RuntimeImpl : public Runtime {
   RecordTable table_;
   Crew crew_;
   const Describer describer_;
+  Cluster cluster_;
   Atomic<uint32_t> stopped_;
 
   Atomic<const DaemonMap*> map_;
@@ -201,6 +204,7 @@ Daemon* RuntimeImpl::AddDaemon(int64_t device) {
   const DaemonEnvironment environment = {&table_,
                                          &buffers_,
                                          &crew_,
+                                         &cluster_,
                                          &describer_,
                                          options_.preemption,
                                          internal_.queue_capacity,
@@ -224,22 +228,31 @@ uint64_t RuntimeImpl::Sum(uint64_t (Daemon::*count)() const) {
   return sum;
 }
 
-Shape RuntimeImpl::ShapeOf(const Submission& submission) const {
-  const Signature& signature = submission.signature;
-  const int members = submission.group->size();
+Shape RuntimeImpl::ShapeOf(const Signature& signature, const Group& group) const {
+  const int64_t block_bytes = signature.count * DTypeSize(signature.dtype);
+  return ShapeOf(signature, group, block_bytes * SourceBlocks(signature.kind, group.size()),
+                 block_bytes * ResultBlocks(signature.kind, group.size()));
+}
+
+Shape RuntimeImpl::ShapeOf(const Signature& signature, const Group& group, int64_t source_bytes,
+                           int64_t result_bytes) const {
+  const int members = group.size();
   Shape shape;
   const int64_t size = DTypeSize(signature.dtype);
-  shape.source_bytes = submission.source_bytes();
-  shape.result_bytes = submission.result_bytes();
+  shape.source_bytes = source_bytes;
+  shape.result_bytes = result_bytes;
   shape.bytes = std::max(shape.source_bytes, shape.result_bytes);
   shape.dtype = Folds(signature.kind) ? signature.dtype : PlainType(size);
   shape.align = std::max<int64_t>(1, static_cast<int64_t>(kCacheLine) / size);
-  const PlanChoice choice = PlanRulesNow().Choose(signature, members);
+  const PlanChoice choice = PlanRulesNow().Choose(signature, group.size(), group.placement);
+  if (!HasPlans(signature.kind, choice.algorithm, group.placement)) return shape;
   if (members > MostMembers(signature.kind, choice.algorithm)) return shape;
   shape.chosen = ChoosePlan({signature.kind, choice.algorithm, members, signature.root,
-                             signature.pairs, choice.chunks_per_member});
+                             signature.pairs, choice.chunks_per_member, group.placement});
   const int64_t slice = Daemon::kSliceBytes / (shape.chosen.plan->most_refs * size);
   shape.slice_elements = std::max(slice / shape.align, int64_t{64}) * shape.align;
+  // What comes from elsewhere or goes there is read again soon.
+  if (group.placement != nullptr) return shape;
   const int64_t moved = (shape.source_bytes + shape.result_bytes) * members;
   shape.streaming = moved >= internal_.streaming_bytes;
   shape.heavy = moved >= kHeavyBytes;
@@ -267,7 +280,7 @@ Operation* RuntimeImpl::Submit(const Submission& submission) {
   monitor_->Submitted(submit_ns, info.timeout_ns);
 
   crew_.BeginDrive();
-  Enter(operation, submission);
+  const bool lingers = Enter(operation, submission);
   const int64_t deadline_ns = submit_ns + kDriveNs;
   // The operation may be finished and gone once it is submitted.
   const bool moves_much = operation->bytes * submission.group->size() >= kNestedBytes;
@@ -277,6 +290,7 @@ Operation* RuntimeImpl::Submit(const Submission& submission) {
     std::this_thread::yield();
   }
   crew_.Drive(daemon, deadline_ns);
+  if (lingers) Linger(operation, daemon);
   // The time to move little data is not worth a look at the clock.
   if (moves_much && crew_.InCallback()) crew_.NestedTime(NowNs() - submit_ns);
   crew_.EndDrive();
@@ -307,11 +321,36 @@ const RaggedSlot* RuntimeImpl::TakeRagged(const RaggedPart& part, Operation* ope
   return slot;
 }
 
-// Prepares the operation and lets it join its record.
-void RuntimeImpl::Enter(Operation* operation, const Submission& submission) {
+// What members of other processes send comes in while this thread looks for it; to
+// wake another one would take longer than most of them need.
+void RuntimeImpl::Linger(Operation* operation, Daemon* daemon) {
+  // Acquire: partner is the exchange in Daemon::Finish.
+  const auto finished = [operation] {
+    return StateOf(operation->state.LoadAcquire()) == OperationState::kFinished;
+  };
+  if (finished()) return;
+  const int64_t begin_ns = NowNs();
+  int64_t moved_ns = begin_ns;
+  cluster_.BeginPolling();
+  while (!finished()) {
+    crew_.BeginDrive();
+    const bool moved = cluster_.Poll();
+    const int64_t now_ns = NowNs();
+    crew_.Drive(daemon, now_ns + kDriveNs);
+    if (moved) moved_ns = now_ns;
+    if (now_ns - moved_ns >= kLingerNs || now_ns - begin_ns >= kMostLingerNs) break;
+    if (!moved) std::this_thread::yield();
+  }
+  cluster_.EndPolling();
+}
+
+// Prepares the operation and lets it join its record. True: it waits for members
+// of other processes only.
+bool RuntimeImpl::Enter(Operation* operation, const Submission& submission) {
   const Group* group = submission.group;
   const Signature& signature = submission.signature;
-  const Shape shape = ShapeOf(submission);
+  const Shape shape =
+      ShapeOf(signature, *group, submission.source_bytes(), submission.result_bytes());
   operation->member = static_cast<uint16_t>(submission.member);
   operation->priority = submission.priority;
   operation->closed = submission.closed;
@@ -323,14 +362,16 @@ void RuntimeImpl::Enter(Operation* operation, const Submission& submission) {
       static_cast<uint32_t>(MixBits(submission.program + static_cast<uint32_t>(submission.site)));
   if (stopped_.LoadAcquire() != 0) {
     operation->status = Status(StatusCode::kAborted, "the runtime has been shut down");
-    return;
+    return false;
   }
   if (shape.chosen.plan == nullptr) {
-    operation->status = Status(StatusCode::kInvalidArgument,
-                               describer_.Wrong(operation->info, signature,
-                                                "groups of " + std::to_string(group->size()) +
-                                                    " members are more than it can serve"));
-    return;
+    operation->status =
+        Status(StatusCode::kInvalidArgument,
+               describer_.Wrong(operation->info, signature,
+                                "groups of " + std::to_string(group->size()) + " members" +
+                                    (group->placement != nullptr ? " in several processes" : "") +
+                                    " are more than it can serve"));
+    return false;
   }
   const void* source = submission.source;
   const bool overwritten = source == submission.result && shape.bytes > 0;
@@ -363,18 +404,18 @@ void RuntimeImpl::Enter(Operation* operation, const Submission& submission) {
     case RecordTable::Arrival::kJoined:
       SignalProgress(operation->record, operation->member, kArrived);
       if (any_ended_.LoadSeqCst() != 0) FailIfAwaitsEnded(submission.program, submission.launch);
-      break;
-
-    case RecordTable::Arrival::kMismatch: {
-      const std::vector<RecordView> views = table_.View(
-          [&](Record& record) { return record.id == submission.id && record.group == group; });
-      for (const RecordView& view : views) {
-        table_.Fail(
-            view.id, view.group,
-            Status(StatusCode::kMismatch, describer_.Mismatch(view, operation->info, signature)));
+      if (group->placement == nullptr) break;
+      cluster_.FailIfGone(submission.id, group);
+      for (int i = 0; i < group->size(); ++i) {
+        if (group->IsHere(i) && !operation->record->slots()[i].progress.Reached(kArrived)) {
+          return false;
+        }
       }
+      return true;
+
+    case RecordTable::Arrival::kMismatch:
+      FailMismatch(&table_, describer_, submission.id, group, operation->info, signature);
       break;
-    }
 
     case RecordTable::Arrival::kTwice:
       operation->status =
@@ -385,6 +426,7 @@ void RuntimeImpl::Enter(Operation* operation, const Submission& submission) {
       operation->status = status;
       break;
   }
+  return false;
 }
 
 bool RuntimeImpl::Finished(Operation* operation, Status* status) {
@@ -409,7 +451,26 @@ void RuntimeImpl::Collect(Operation* operation, void* destination) {
   Release(operation);
 }
 
-void RuntimeImpl::NoteEnded(Ended ended) {
+Status RuntimeImpl::JoinCluster(int process, std::unordered_map<int64_t, int> process_of,
+                                int64_t peer_timeout_ns) {
+  int processes = process + 1;
+  int devices_here = 0;
+  for (const auto& [device, owner] : process_of) {
+    processes = std::max(processes, owner + 1);
+    if (owner == process) ++devices_here;
+  }
+  if (process < 0 || processes > Transport::kMostProcesses) {
+    return Status(StatusCode::kInvalidArgument, std::to_string(processes) +
+                                                    " processes are more than " +
+                                                    std::to_string(Transport::kMostProcesses));
+  }
+  SetTopology(process, std::move(process_of));
+  TransportOptions options;
+  options.silence_ns = peer_timeout_ns;
+  return cluster_.Join(process, processes, devices_here, options);
+}
+
+void RuntimeImpl::NoteEnded(const Ended& ended) {
   {
     std::lock_guard<std::mutex> lock(ended_mutex_);
     ended_.push_back(ended);
@@ -424,11 +485,10 @@ void RuntimeImpl::NoteEnded(Ended ended) {
 void RuntimeImpl::FailWhatAwaits(const Ended& ended) {
   const auto awaits = [&](Record& record) {
     const int index = record.group->IndexOf(ended.device);
-    if (index < 0 || record.slots()[index].operation != nullptr) return false;
+    if (index < 0 || record.slots()[index].arrived) return false;
     for (int i = 0; i < record.members(); ++i) {
       const Slot& slot = record.slots()[i];
-      if (slot.operation != nullptr && slot.info.program == ended.program &&
-          slot.info.launch == ended.launch) {
+      if (slot.arrived && slot.info.program == ended.program && slot.info.launch == ended.launch) {
         return true;
       }
     }
@@ -474,7 +534,9 @@ void RuntimeImpl::Abandon(int64_t device, uint64_t program, uint64_t launch, con
     return found;
   });
   for (const RecordView& view : views) table_.Fail(view.id, view.group, status);
-  NoteEnded({device, program, launch, status});
+  const Ended ended = {device, program, launch, status};
+  NoteEnded(ended);
+  cluster_.TellEnded(ended);
   // An operation ends only when no peer is in a data step, so at its end its
   // buffers are its owner's again.
   Daemon* daemon = DaemonOf(device);
@@ -505,7 +567,7 @@ FlightReport RuntimeImpl::Report() {
   const int64_t now_ns = NowNs();
   for (const RecordView& record : records) {
     for (int i = 0; i < record.group->size(); ++i) {
-      if (record.members[i].arrived && !record.members[i].ended) {
+      if (record.members[i].here && !record.members[i].ended) {
         report.in_flight.push_back(describer_.Entry(record, i, now_ns));
       }
     }
@@ -547,6 +609,7 @@ bool RuntimeImpl::Stop() {
   const int64_t deadline_ns = NowNs() + kShutdownNs;
   stopped_.StoreRelease(1);
   monitor_->Stop();  // from here on, this thread does its work
+  cluster_.Close();
   crew_.TakeOverCallbacks();
   const Status status(StatusCode::kAborted, "the runtime was shut down before this call finished");
   while (Sum(&Daemon::submitted) != Sum(&Daemon::finished) && NowNs() < deadline_ns) {
@@ -577,6 +640,21 @@ Global& TheGlobal() {
 }
 
 }  // namespace
+
+const std::string* InternName(std::string_view name) {
+  if (name.empty()) return nullptr;
+  struct Cached {
+    const std::string* name = nullptr;
+  };
+  static thread_local Cached cache[64];
+  Cached& cached = cache[std::hash<std::string_view>()(name) % 64];
+  if (cached.name != nullptr && *cached.name == name) return cached.name;
+  static std::mutex mutex;
+  static std::unordered_set<std::string>& names = *new std::unordered_set<std::string>;
+  std::lock_guard<std::mutex> lock(mutex);
+  cached.name = &*names.emplace(name).first;
+  return cached.name;
+}
 
 void SetInternalOptions(const InternalOptions& options) {
   Global& global = TheGlobal();

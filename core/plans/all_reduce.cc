@@ -175,11 +175,9 @@ void PlanAllReduce(Plan* plan) {
       return PlanRing(plan, plan->key.chunks_per_member);
     case Algorithm::kRecursiveDoubling:
       return PlanRecursiveDoubling(plan);
-    case Algorithm::kDirect:
-    case Algorithm::kChain:
-      break;
+    default:
+      assert(false);
   }
-  assert(false);
 }
 
 }  // namespace dfccl

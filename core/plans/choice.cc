@@ -18,6 +18,8 @@ constexpr int kBytesPerNs = 40;
 constexpr int kThreads = 2;
 
 constexpr int kPieces = 8;  // of a chunk that is passed on in pieces
+// Messages between processes up to this size go along with the news of a member.
+constexpr int64_t kEagerBytes = int64_t{64} << 10;
 
 double TimeNs(const PlanCost& cost, int64_t bytes) {
   const double threads = cost.parallel ? kThreads : 1;
@@ -129,9 +131,14 @@ PlanRules::PlanRules(const std::vector<PlanRule>& rules) {
   hash_ = hash.hi;
 }
 
-PlanChoice PlanRules::Choose(const Signature& signature, int members) const {
+PlanChoice PlanRules::Choose(const Signature& signature, int members,
+                             const Placement* placement) const {
   const Kind kind = signature.kind;
   const int64_t bytes = MessageBytes(signature, members);
+  if (placement != nullptr) {
+    if (bytes <= kEagerBytes) return {Algorithm::kEager, 1};
+    return {kind == Kind::kAllReduce ? Algorithm::kRendezvousTwoShot : Algorithm::kRendezvous, 1};
+  }
   for (const PlanRule& rule : rules_[static_cast<size_t>(kind)]) {
     if ((rule.members == 0 || rule.members == members) && bytes <= rule.most_bytes &&
         members <= MostMembers(kind, rule.choice.algorithm)) {

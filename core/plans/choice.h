@@ -62,8 +62,10 @@ class PlanRules {
   explicit PlanRules(const std::vector<PlanRule>& rules = {});
 
   // By the first rule that fits and whose plan serves so many members, else the
-  // plan that the model takes for the fastest.
-  PlanChoice Choose(const Signature& signature, int members) const;
+  // plan that the model takes for the fastest. Rules are about groups in one
+  // process; others have no choice but the size.
+  PlanChoice Choose(const Signature& signature, int members,
+                    const Placement* placement = nullptr) const;
 
   // Equal in processes that choose alike.
   uint64_t hash() const { return hash_; }

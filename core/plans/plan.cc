@@ -56,11 +56,26 @@ const char* AlgorithmName(Algorithm algorithm) {
       return "direct";
     case Algorithm::kChain:
       return "chain";
+    case Algorithm::kEager:
+      return "eager";
+    case Algorithm::kRendezvous:
+      return "rendezvous";
+    case Algorithm::kRendezvousTwoShot:
+      return "rendezvous_two_shot";
   }
   return "unknown";
 }
 
-bool HasPlans(Kind kind, Algorithm algorithm) {
+bool HasPlans(Kind kind, Algorithm algorithm, const Placement* placement) {
+  switch (algorithm) {
+    case Algorithm::kEager:
+    case Algorithm::kRendezvous:
+      return placement != nullptr && kind != Kind::kRaggedAllToAll;
+    case Algorithm::kRendezvousTwoShot:
+      return placement != nullptr && kind == Kind::kAllReduce;
+    default:
+      if (placement != nullptr) return false;
+  }
   switch (kind) {
     case Kind::kAllReduce:
       return algorithm != Algorithm::kDirect && algorithm != Algorithm::kChain;
@@ -78,6 +93,10 @@ bool HasPlans(Kind kind, Algorithm algorithm) {
 }
 
 int MostMembers(Kind kind, Algorithm algorithm) {
+  if (algorithm == Algorithm::kEager || algorithm == Algorithm::kRendezvous ||
+      algorithm == Algorithm::kRendezvousTwoShot) {
+    return 256;  // their plans grow with the square of the members
+  }
   if (algorithm == Algorithm::kRing || algorithm == Algorithm::kRecursiveDoubling) {
     return kMaxPlanMembers;
   }
@@ -95,22 +114,26 @@ int MostMembers(Kind kind, Algorithm algorithm) {
 }
 
 Plan MakePlan(const PlanKey& key) {
-  assert(HasPlans(key.kind, key.algorithm) && key.chunks_per_member >= 1);
+  assert(HasPlans(key.kind, key.algorithm, key.placement) && key.chunks_per_member >= 1);
   assert(key.members >= 1 && key.members <= MostMembers(key.kind, key.algorithm));
   Plan plan;
   plan.key = key;
   plan.members = key.members;
   plan.member.resize(key.members);
-  switch (FamilyOf(key.kind)) {
-    case Family::kAllReduce:
-      PlanAllReduce(&plan);
-      break;
-    case Family::kTogether:
-      PlanTogether(&plan);
-      break;
-    case Family::kAmongPeers:
-      PlanAmongPeers(&plan);
-      break;
+  if (key.placement != nullptr) {
+    PlanAcross(&plan);
+  } else {
+    switch (FamilyOf(key.kind)) {
+      case Family::kAllReduce:
+        PlanAllReduce(&plan);
+        break;
+      case Family::kTogether:
+        PlanTogether(&plan);
+        break;
+      case Family::kAmongPeers:
+        PlanAmongPeers(&plan);
+        break;
+    }
   }
   for (const MemberPlan& member : plan.member) {
     for (const Step& step : member.steps) {
@@ -128,7 +151,7 @@ Plan MakePlan(const PlanKey& key) {
 }
 
 const Plan& CachedPlan(const PlanKey& key) {
-  using Order = std::tuple<Kind, Algorithm, int, int, const Pairs*, int>;
+  using Order = std::tuple<Kind, Algorithm, int, int, const Pairs*, int, const Placement*>;
   struct Cache {
     std::mutex mutex;
     std::map<Order, std::unique_ptr<const Plan>> plans;
@@ -136,8 +159,9 @@ const Plan& CachedPlan(const PlanKey& key) {
   // Leaked: operations may outlive static destructors.
   static Cache& cache = *new Cache;
   std::lock_guard<std::mutex> lock(cache.mutex);
-  std::unique_ptr<const Plan>& plan = cache.plans[{key.kind, key.algorithm, key.members, key.root,
-                                                   key.pairs, key.chunks_per_member}];
+  std::unique_ptr<const Plan>& plan =
+      cache.plans[{key.kind, key.algorithm, key.members, key.root, key.pairs, key.chunks_per_member,
+                   key.placement}];
   if (plan == nullptr) plan = std::make_unique<const Plan>(MakePlan(key));
   return *plan;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/collective.h"
+#include "core/group.h"
 #include "core/protocol/step.h"
 
 namespace dfccl {
@@ -21,8 +22,12 @@ enum class Algorithm : uint8_t {
   kRecursiveDoubling,  // all_reduce
   kDirect,             // every member moves its share at once; waits for whom it touches
   kChain,              // scans: from neighbour to neighbour
+  // For groups that are spread over processes.
+  kEager,              // data goes along with the news that a member has come
+  kRendezvous,         // data goes when a reader has come, of movers into its result
+  kRendezvousTwoShot,  // all_reduce: every member folds a share for all
 };
-constexpr int kAlgorithmCount = 7;
+constexpr int kAlgorithmCount = 10;
 constexpr int kMaxPlanMembers = 64;  // of rings and recursive doubling
 // Waits for every member to reach kArrived + i are counted for i below this.
 constexpr uint32_t kCountedLevels = 2;
@@ -31,14 +36,15 @@ struct PlanKey {
   Kind kind = Kind::kAllReduce;
   Algorithm algorithm = Algorithm::kDirectTwoShot;
   int members = 1;
-  int root = 0;                  // for kinds that have one
-  const Pairs* pairs = nullptr;  // for kPermute
-  int chunks_per_member = 1;     // pipelining of rings and chains
+  int root = 0;                          // for kinds that have one
+  const Pairs* pairs = nullptr;          // for kPermute
+  int chunks_per_member = 1;             // pipelining of rings and chains
+  const Placement* placement = nullptr;  // nullptr: all in one process
 
   bool operator==(const PlanKey& other) const {
     return kind == other.kind && algorithm == other.algorithm && members == other.members &&
            root == other.root && pairs == other.pairs &&
-           chunks_per_member == other.chunks_per_member;
+           chunks_per_member == other.chunks_per_member && placement == other.placement;
   }
 };
 
@@ -68,7 +74,7 @@ struct Plan {
 const char* AlgorithmName(Algorithm algorithm);
 
 // Whether there are plans of this kind by this algorithm; what is largest.
-bool HasPlans(Kind kind, Algorithm algorithm);
+bool HasPlans(Kind kind, Algorithm algorithm, const Placement* placement = nullptr);
 int MostMembers(Kind kind, Algorithm algorithm);
 
 // Builds a plan for a key that HasPlans and MostMembers allow. Pure.

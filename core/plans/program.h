@@ -3,6 +3,7 @@
 #ifndef DFCCL_CORE_PLANS_PROGRAM_H_
 #define DFCCL_CORE_PLANS_PROGRAM_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -58,6 +59,30 @@ class Program {
     steps_->push_back(step);
   }
 
+  // Of one buffer's chunks, to where `destination` is in process `process`. There
+  // the member's word becomes `value`, unless that is 0.
+  void Send(int process, BufferRef source, BufferRef destination, ChunkRange chunks, uint32_t value,
+            bool last) {
+    Step step = SendStep(process, value, last);
+    step.chunk_begin = chunks.begin;
+    step.chunk_end = chunks.end;
+    const RefRange from = AddRefs(plan_, {source});
+    const RefRange to = AddRefs(plan_, {destination});
+    step.source_begin = from.begin;
+    step.source_end = from.end;
+    step.destination_begin = to.begin;
+    step.destination_end = to.end;
+    steps_->push_back(step);
+    ++sends_;
+  }
+  // Without data.
+  void Tell(int process, uint32_t value, bool last) {
+    steps_->push_back(SendStep(process, value, last));
+  }
+  void WaitForSends() {
+    if (sends_ > 0) Wait(kOwnSends, sends_);
+  }
+
   void Check() {
     Step step{};
     step.kind = StepKind::kCheck;
@@ -87,9 +112,23 @@ class Program {
   }
 
  private:
+  Step SendStep(int process, uint32_t value, bool last) {
+    if (static_cast<size_t>(process) >= told_.size()) told_.resize(process + 1);
+    Step step{};
+    step.kind = StepKind::kSend;
+    step.first = !told_[process];
+    told_[process] = true;
+    step.finalize = last;
+    step.member = static_cast<uint16_t>(process);
+    step.value = value;
+    return step;
+  }
+
   Plan* plan_;
   std::vector<Step>* steps_;
   uint32_t word_ = kArrived;
+  uint32_t sends_ = 0;
+  std::vector<bool> told_;  // processes
 };
 
 }  // namespace dfccl

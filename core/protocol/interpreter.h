@@ -27,6 +27,7 @@ enum class Outcome : uint8_t {
 //   int64_t Count(const Step&);               elements of a block of a kReduce step
 //   bool Reduce(const Step&, int64_t begin, int64_t end);  false: has failed
 //   bool Check();                             false: has failed
+//   void Send(const Step&);                   hands data over, never waits
 //   bool ShouldYield();                       more important work is waiting
 //   void Polled(uint32_t polls);              a wait that polled was passed
 // `*progressed` is set when the dynamic context changed.
@@ -73,6 +74,10 @@ DFCCL_HOST_DEVICE Outcome Interpret(const StaticContext& fixed, DynamicContext* 
 
       case StepKind::kCheck:
         if (!machine.Check()) return Outcome::kFailed;
+        break;
+
+      case StepKind::kSend:
+        machine.Send(step);
         break;
     }
     ++dynamic->step;

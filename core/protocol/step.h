@@ -15,6 +15,13 @@
 // zeros. Its range is [chunk_begin, chunk_end) of the plan's chunk_count equal
 // chunks of a block of the message (ChunkStart below gives elements).
 //
+// In a group that is spread over processes, members of other processes cannot
+// read its memory. A kSend step hands a piece of one buffer to the transport,
+// and never waits; when the piece has been put where the step says, in a process
+// that it names, the member's word *as that process sees it* becomes the step's
+// value. A member's own word is seen in its own process only. A wait for
+// kOwnSends is passed when so many of the member's sends have left its buffers.
+//
 // A kCheck step looks at what only run-time values of all members tell, and
 // fails the collective if it is wrong.
 #ifndef DFCCL_CORE_PROTOCOL_STEP_H_
@@ -24,7 +31,7 @@
 
 namespace dfccl {
 
-enum class StepKind : uint8_t { kSignal = 0, kWait = 1, kReduce = 2, kCheck = 3 };
+enum class StepKind : uint8_t { kSignal = 0, kWait = 1, kReduce = 2, kCheck = 3, kSend = 4 };
 
 // kSource and kResult hold elements of the message's type. kScratch slots hold
 // elements of its accumulation type, so partial sums are never rounded.
@@ -37,16 +44,20 @@ struct BufferRef {
 };
 
 constexpr uint16_t kEveryMember = 0xffff;
+constexpr uint16_t kOwnSends = 0xfffe;
 constexpr uint32_t kArrived = 1;
 
 struct Step {
   StepKind kind;
-  bool finalize;    // kReduce: apply the operator's last step (kMean divides)
-  uint16_t member;  // kWait: whose word, or kEveryMember
-  uint32_t value;   // kSignal, kWait
+  // kReduce: apply the operator's last step (kMean divides). kSend: nothing more
+  // goes from this member to that process.
+  bool finalize;
+  bool first;       // kSend: nothing has gone to that process before
+  uint16_t member;  // kWait: whose word, or kEveryMember; kSend: to which process
+  uint32_t value;   // kSignal, kWait; kSend: 0 for none
   uint32_t chunk_begin;
   uint32_t chunk_end;
-  uint32_t source_begin;  // kReduce: ranges in the plan's ref list
+  uint32_t source_begin;  // kReduce, kSend: ranges in the plan's ref list
   uint32_t source_end;
   uint32_t destination_begin;
   uint32_t destination_end;

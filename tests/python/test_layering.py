@@ -45,6 +45,11 @@ VIOLATIONS = [
     ("xla_ffi/planted.cc", CPP + '#include "core/daemon/daemon.h"\n', "the daemon is behind"),
     ("core/plans/planted.cc", CPP + '#include "core/runtime.h"\n', "do not know the runtime"),
     ("core/reduce/planted.cc", CPP + '#include "core/runtime.h"\n', "do not know the runtime"),
+    (
+        "core/transport/planted.cc",
+        CPP + '#include "core/runtime.h"\n',
+        "nothing of what it carries",
+    ),
     ("core/plans/planted.cc", CPP + '#include "core/reduce/reduce.h"\n', "plans do not include"),
     ("core/reduce/planted.cc", CPP + '#include "core/plans/plan.h"\n', "reduce does not include"),
     ("core/trace/planted.cc", CPP + '#include "core/plans/plan.h"\n', "trace does not include"),

@@ -18,6 +18,7 @@ struct Notes {
   }
   void Signal(uint32_t value) { text += "signal " + std::to_string(value) + "; "; }
   int64_t Count(const Step&) const { return 25; }
+  void Send(const Step& step) { text += "send to " + std::to_string(step.member) + "; "; }
   bool Check() {
     text += "check; ";
     return !failed;

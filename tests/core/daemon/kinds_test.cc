@@ -371,7 +371,8 @@ TEST_F(KindsTest, NobodyWaitsForWhomItDoesNotNeed) {
           if (!arrived[i]) continue;
           bool served = true;
           for (int peer = 0; peer < 6; ++peer) {
-            served = served && (arrived[peer] || !Needs(call.signature, 6, i, peer));
+            served =
+                served && (arrived[peer] || !Needs(call.signature, 6, i, peer, /*across=*/false));
           }
           const auto limit = std::chrono::steady_clock::now() + kLimit;
           while (served && !parts[i]->Finished()) {

@@ -3,6 +3,7 @@
 #ifndef DFCCL_TESTS_CORE_PLANS_KEYS_H_
 #define DFCCL_TESTS_CORE_PLANS_KEYS_H_
 
+#include <algorithm>
 #include <set>
 #include <string>
 #include <utility>
@@ -57,10 +58,74 @@ inline std::vector<PlanKey> Keys(int members, const std::vector<int>& chunks_per
   return keys;
 }
 
+// Ways to spread so many members over several processes: all of them for up to
+// five members, some for more.
+inline std::set<const Placement*> Placements(int members) {
+  std::set<const Placement*> placements;
+  const auto add = [&](auto process_of) {
+    std::vector<uint16_t> process;
+    std::vector<int> met;
+    for (int r = 0; r < members; ++r) {
+      const int own = process_of(r);
+      auto found = std::find(met.begin(), met.end(), own);
+      if (found == met.end()) found = met.insert(met.end(), own);
+      process.push_back(static_cast<uint16_t>(found - met.begin()));
+    }
+    if (met.size() > 1) placements.insert(InternPlacement(process));
+  };
+  if (members <= 5) {
+    int ways = 1;
+    for (int r = 0; r < members; ++r) ways *= members;
+    for (int way = 0; way < ways; ++way) {
+      add([=](int r) {
+        int rest = way;
+        for (int i = 0; i < r; ++i) rest /= members;
+        return rest % members;
+      });
+    }
+  } else {
+    add([](int r) { return r; });
+    add([](int r) { return r % 2; });
+    add([](int r) { return r / 2; });
+    add([=](int r) { return 2 * r / members; });
+    add([](int r) { return r < 5 ? 0 : r; });
+    add([](int r) { return r * r % 3; });
+  }
+  return placements;
+}
+
+// The same for groups that are spread over processes.
+inline std::vector<PlanKey> KeysAcross(int members) {
+  std::vector<PlanKey> keys;
+  for (const Placement* placement : Placements(members)) {
+    for (int k = 0; k < kKindCount; ++k) {
+      const auto kind = static_cast<Kind>(k);
+      for (int a = 0; a < kAlgorithmCount; ++a) {
+        const auto algorithm = static_cast<Algorithm>(a);
+        if (!HasPlans(kind, algorithm, placement)) continue;
+        std::set<int> roots{0};
+        if (HasRoot(kind)) roots.insert(members - 1);
+        std::set<const Pairs*> pairs{nullptr};
+        if (kind == Kind::kPermute) pairs = SomePairs(members);
+        for (const int root : roots) {
+          for (const Pairs* each : pairs) {
+            keys.push_back({kind, algorithm, members, root, each, 1, placement});
+          }
+        }
+      }
+    }
+  }
+  return keys;
+}
+
 inline std::string Text(const PlanKey& key) {
   std::string text = std::string(KindName(key.kind)) + ", " + AlgorithmName(key.algorithm) + ", " +
                      std::to_string(key.members) + " members, root " + std::to_string(key.root) +
                      ", " + std::to_string(key.chunks_per_member) + " chunks per member";
+  if (key.placement != nullptr) {
+    text += ", in processes";
+    for (const uint16_t process : key.placement->process) text += " " + std::to_string(process);
+  }
   if (key.pairs == nullptr) return text;
   text += ", pairs";
   for (const auto& [from, to] : key.pairs->list) {

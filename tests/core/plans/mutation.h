@@ -43,6 +43,7 @@ inline bool TouchesPeers(const Plan& plan, int member, const Step& step) {
 struct Mutant {
   std::string name;
   Plan plan;
+  StepKind kind;  // of the step
 };
 
 // Every plan that lacks one step, one source or one destination.
@@ -52,19 +53,20 @@ inline std::vector<Mutant> Deletions(const Plan& plan) {
     const std::vector<Step>& steps = plan.member[member].steps;
     for (size_t i = 0; i < steps.size(); ++i) {
       const std::string where = "member " + std::to_string(member) + " step " + std::to_string(i);
-      Mutant without{where + " deleted", plan};
+      Mutant without{where + " deleted", plan, steps[i].kind};
       without.plan.member[member].steps.erase(without.plan.member[member].steps.begin() + i);
       mutants.push_back(without);
       if (steps[i].kind != StepKind::kReduce) continue;
       for (size_t ref = 0; ref < Sources(plan, steps[i]).size(); ++ref) {
-        Mutant mutant{where + " source " + std::to_string(ref) + " deleted", plan};
+        Mutant mutant{where + " source " + std::to_string(ref) + " deleted", plan, steps[i].kind};
         std::vector<BufferRef> refs = Sources(plan, steps[i]);
         refs.erase(refs.begin() + ref);
         SetSources(&mutant.plan, &mutant.plan.member[member].steps[i], refs);
         mutants.push_back(mutant);
       }
       for (size_t ref = 0; ref < Destinations(plan, steps[i]).size(); ++ref) {
-        Mutant mutant{where + " destination " + std::to_string(ref) + " deleted", plan};
+        Mutant mutant{where + " destination " + std::to_string(ref) + " deleted", plan,
+                      steps[i].kind};
         std::vector<BufferRef> refs = Destinations(plan, steps[i]);
         refs.erase(refs.begin() + ref);
         SetDestinations(&mutant.plan, &mutant.plan.member[member].steps[i], refs);
@@ -83,11 +85,23 @@ inline std::vector<Mutant> Alterations(const Plan& plan) {
     for (size_t i = 0; i < steps.size(); ++i) {
       const auto add = [&](const std::string& name, const auto& change) {
         Mutant mutant{
-            "member " + std::to_string(member) + " step " + std::to_string(i) + " " + name, plan};
+            "member " + std::to_string(member) + " step " + std::to_string(i) + " " + name, plan,
+            steps[i].kind};
         change(&mutant.plan, &mutant.plan.member[member].steps[i]);
         mutants.push_back(mutant);
       };
       const Step& step = steps[i];
+      if (step.kind == StepKind::kSend) {
+        add("first flipped", [](Plan*, Step* step) { step->first = !step->first; });
+        add("last flipped", [](Plan*, Step* step) { step->finalize = !step->finalize; });
+        if (step.value > 0) add("without a value", [](Plan*, Step* step) { step->value = 0; });
+        if (step.source_begin < step.source_end) {
+          add("without data", [](Plan*, Step* step) {
+            step->source_end = step->source_begin;
+            step->destination_end = step->destination_begin;
+          });
+        }
+      }
       if (step.kind == StepKind::kWait || step.kind == StepKind::kSignal) {
         add("value - 1", [](Plan*, Step* step) { --step->value; });
       }

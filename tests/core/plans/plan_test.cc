@@ -45,6 +45,19 @@ TEST(PlanTest, EveryPlanIsProvenForEveryGroupSize) {
   }
 }
 
+TEST(PlanTest, EveryPlanAcrossProcessesIsProven) {
+  for (const int members : {2, 3, 4, 5, 6, 8, 9, 16}) {
+    for (const PlanKey& key : KeysAcross(members)) {
+      const Plan plan = MakePlan(key);
+      const VerifierReport report = VerifyPlan(plan);
+      EXPECT_TRUE(report.ok()) << Text(key) << ":\n" << Faults(report);
+      if (!plan.in_place) continue;
+      const VerifierReport in_place = VerifyPlan(plan, /*in_place=*/true);
+      EXPECT_TRUE(in_place.ok()) << Text(key) << ", in place:\n" << Faults(in_place);
+    }
+  }
+}
+
 TEST(PlanTest, InPlace) {
   EXPECT_TRUE(PlanAllReduce(Algorithm::kDirectFlat, 8).in_place);
   EXPECT_TRUE(PlanAllReduce(Algorithm::kDirectTwoShot, 8).in_place);

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// The other processes of the job, as the daemons of this one see them: what
+// members here send goes out, and what members there send moves their slots in
+// the records here. Every process has its own record of an instance.
+//
+// A message is about one instance (a piece of data, a failure), or tells once
+// what later ones refer to by number (groups, pairs, call sites).
+#ifndef DFCCL_CORE_DAEMON_CLUSTER_H_
+#define DFCCL_CORE_DAEMON_CLUSTER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "core/daemon/operation.h"
+#include "core/daemon/record.h"
+#include "core/daemon/spin_lock.h"
+#include "core/daemon/stuck.h"
+#include "core/protocol/atomics.h"
+#include "core/protocol/step.h"
+#include "core/transport/transport.h"
+
+namespace dfccl {
+
+class Crew;
+class Describer;
+class SiteTable;
+
+// A device whose part of a launch has ended with an error: it will not come to
+// what its peers in that launch still wait for.
+struct Ended {
+  int64_t device;
+  uint64_t program;
+  uint64_t launch;
+  Status status;
+};
+
+class Cluster final : private Receiver {
+ public:
+  struct Environment {
+    RecordTable* table;
+    SiteTable* sites;
+    const Describer* describer;
+    Crew* crew;
+    std::function<Shape(const Signature&, const Group&)> shape_of;
+    std::function<void(const Ended&)> ended;  // in another process
+  };
+  explicit Cluster(Environment environment) : environment_(std::move(environment)) {}
+  ~Cluster() override;
+
+  // Once, before anything else.
+  Status Join(int process, int processes, int devices_here, const TransportOptions& options);
+  Status AddLink(int process, int socket, int memory);
+  void SetDown(int process, const Status& status);
+  void Close();
+
+  // Moves what can be moved now; true if anything was. Again and again, between the
+  // other two, it need not be rung for.
+  bool Poll();
+  void BeginPolling();
+  void EndPolling();
+
+  // A kSend step of a member of this process. Never waits.
+  void Send(Operation* operation, const Step& step);
+  // Takes back what a member of a failed instance has sent and has not left yet.
+  void Cancel(Operation* operation);
+  void TellFailed(const RecordTable::Failure& failure);
+  void TellEnded(const Ended& ended);
+
+  // Says to all others what waits here; an empty list takes it back. While nothing
+  // happens here, this is repeated.
+  void TellStuck(uint64_t activity, const std::vector<DeviceWait>& waits);
+  // Waits in a circle of processes of which this one is the first, so that one call
+  // ends and the others can go on, as told by TellStuck before; only if all in it
+  // have said the same at least twice, so that at some time all of it was so at
+  // once. "": none.
+  std::string StuckInCycle();
+  bool has_others() const { return joined_.LoadAcquire() != nullptr; }
+  // Readable when the runtime wants to know how many threads of the user there
+  // are; the answer.
+  int question() const { return question_; }
+  void AnswerThreads(int threads);
+
+  // Fails an instance, which a member here has joined, if it still needs something
+  // of a process that is gone.
+  void FailIfGone(const CollectiveId& id, const Group* group);
+
+ private:
+  struct Piece;
+  // What is known of one other process.
+  struct alignas(kCacheLine) Peer {
+    Atomic<uint32_t> met;         // something was sent to it, or came from it
+    Record* receiving = nullptr;  // between BeginSlice and EndSlice
+    SpinLock lock;                // of:
+    std::unordered_set<uint64_t> told;
+  };
+
+  void* BeginSlice(int process, const void* header, uint32_t header_bytes, int64_t payload_bytes,
+                   int64_t offset, int64_t bytes) override;
+  void EndSlice(int process, const void* header, uint32_t header_bytes, int64_t payload_bytes,
+                int64_t offset, int64_t bytes, bool last) override;
+  void Sent(void* owner) override;
+  void BeginPoll() override;
+  void EndPoll() override;
+  void Down(int process, const Status& status) override;
+
+  void Tell(int process, const std::string& header);
+  // What concerns whoever works together with this process: nothing heaps up for
+  // those that never connect.
+  void TellAllMet(const std::string& header);
+  void TellAbout(int process, const Operation& operation);
+  void TellGroup(int process, const Group& group);
+  bool Arrive(int process, const Piece& piece, const char* name);
+  Record* BeginPiece(int process, const Piece& piece, const char* name, int64_t offset);
+  char* Destination(const Piece& piece, Record* record, int64_t payload_bytes);
+  void HearGroup(const std::string& header);
+  void HearPairs(const std::string& header);
+  void HearSite(const std::string& header);
+  void HearFailure(const std::string& header);
+  void HearEnded(const std::string& header);
+  const Group* GroupOf(uint64_t hash);
+  void HearStuck(int process, const std::string& header);
+  void Refuse(int process, const char* what);
+
+  const Environment environment_;
+  int process_ = 0;
+  std::unique_ptr<Transport> transport_;
+  Atomic<Transport*> joined_;  // transport_, once there is one
+  std::vector<std::unique_ptr<Peer>> peers_;
+
+  SpinLock known_lock_;
+  std::unordered_map<uint64_t, const Group*> groups_;
+  std::unordered_map<uint64_t, const Pairs*> pairs_;
+  Atomic<uint32_t> any_down_;
+
+  // Who waits in which process, this one too, as last told.
+  SpinLock stuck_lock_;
+  std::vector<StuckProcess> stuck_;
+  // The cycle seen last, and how often those in it had told so at first sight.
+  std::string suspicion_;
+  std::vector<uint64_t> suspected_activities_;
+  std::vector<uint64_t> suspected_;
+  int devices_here_ = 0;
+  int question_ = -1;        // an eventfd
+  Atomic<int32_t> threads_;  // of the user; 0: not known
+};
+
+}  // namespace dfccl
+
+#endif  // DFCCL_CORE_DAEMON_CLUSTER_H_

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives between processes: every kind, orders, late and absent members."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from between import (
+    PROCESSES,
+    PROMPT_S,
+    RANK,
+    N,
+    check,
+    error_of,
+    in_threads,
+    main,
+    mesh,
+    put,
+    ranked,
+    spec,
+    spmd,
+)
+from collectives import Case, expected, folders, movers, shape_for
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_dfccl
+
+
+def groups():
+    """None, and groups of which some lie in one process and some do not."""
+    yield None
+    order = np.random.default_rng(5).permutation(N)
+    if N >= 4:
+        yield [order[: N // 2].tolist(), order[N // 2 :].tolist()]
+        yield np.arange(N).reshape(N // 2, 2).tolist()
+
+
+def kinds():
+    """Every operation, small (sent with the arrival) and large, over several kinds of groups."""
+    cases: list[Case] = [*movers(), *folders("sum"), *folders("max")[:3]]
+    for count in (0, 3, 40_000):
+        for division in groups():
+            size = len(division[0]) if division else N
+            for case in cases:
+                x = ranked(shape_for(case, (count,), N, size), seed=count + size)
+                options = {"axis_index_groups": division} if division else {}
+                f = spmd(lambda x, case=case, options=options: case.call(x, "i", **options))
+                check((case.name, count, division), f(put(x)), expected(case, x, division))
+
+
+def bits():
+    """Sums of values that round: the bits are those of one process, that is of rank order."""
+    for count in (5, 100_000):
+        for dtype in (np.float32, jnp.bfloat16, np.complex64):
+            x = np.random.default_rng(count).standard_normal((N, count)).astype(dtype)
+            wide = np.float32 if dtype == jnp.bfloat16 else dtype
+            total = x[0].astype(wide)
+            for row in x[1:]:
+                total = total + row.astype(wide)
+            f = spmd(lambda x: jax_dfccl.all_reduce(x, "i"))
+            check((dtype, count), f(put(x)), np.broadcast_to(total.astype(dtype), x.shape))
+
+
+def order():
+    """Branches that disagree about the order, between devices of other processes too."""
+    for count in (1, 1024, 300_000):
+        x = ranked((N, count), seed=count)
+
+        def f(x):
+            def even(x):
+                a = jax_dfccl.all_reduce(x, "i", name="a")
+                return a, jax_dfccl.all_reduce(2 * x, "i", name="b")
+
+            def odd(x):
+                b = jax_dfccl.all_reduce(2 * x, "i", name="b")
+                return jax_dfccl.all_reduce(x, "i", name="a"), b
+
+            return lax.cond(lax.axis_index("i") % 2 == 0, even, odd, x)
+
+        for _ in range(5):
+            a, b = spmd(f)(put(x))
+            total = np.broadcast_to(x.sum(0), x.shape)
+            check(("a", count), a, total)
+            check(("b", count), b, 2 * total)
+
+
+def swap():
+    """Two programs from two threads, in another order in every other process. One device each."""
+    x = ranked((N, 1000))
+    total = np.broadcast_to(x.sum(0), x.shape)
+    a = spmd(lambda x: jax_dfccl.all_reduce(x, "i"))
+    b = spmd(lambda x: jax_dfccl.all_reduce(10 * x, "i"))
+
+    def job(name, f, right):
+        return lambda: check(name, f(put(x)), right)
+
+    jobs = [job("a", a, total), job("b", b, 10 * total)]
+    for _ in range(10):
+        in_threads(jobs if RANK % 2 == 0 else jobs[::-1], gap=0.05)
+
+
+def grid():
+    """Rows and columns in a circular wait, two threads each. One device each, four processes."""
+    both = P(("r", "c"))
+    square = Mesh(np.array(jax.devices()).reshape(2, 2), ("r", "c"))
+    x = ranked((4, 8))
+    table = x.reshape(2, 2, 8)
+    over_r = np.broadcast_to(table.sum(0)[None], table.shape).reshape(4, 8)
+    over_c = np.broadcast_to(table.sum(1)[:, None], table.shape).reshape(4, 8)
+    y = put(x, square, both)
+    jobs = []
+    for axis, right in (("r", over_r), ("c", over_c)):
+        f = spmd(lambda x, axis=axis: jax_dfccl.all_reduce(x, axis), square, both)
+        jobs.append(lambda f=f, axis=axis, right=right: check(axis, f(y), right))
+    for _ in range(5):
+        in_threads(jobs if RANK in (0, 3) else jobs[::-1], gap=0.1)
+
+
+def unawaited():
+    """Many steps in flight; the values of all."""
+    f = spmd(lambda x, k: (jax_dfccl.all_reduce(x * k, "i"), jax_dfccl.all_gather(x + k, "i")))
+    x = ranked((N, 2000))
+    found = [f(put(x), put(np.full((N,), k, np.float32))) for k in range(200)]
+    for k, (total, rows) in enumerate(found):
+        check(("sum", k), total, np.broadcast_to(x.sum(0) * k, x.shape))
+        check(("rows", k), rows, np.broadcast_to(x + k, (N, *x.shape)))
+
+
+def late():
+    """The last process comes late: no error, and the others get the value."""
+    f = spmd(lambda x: jax_dfccl.all_reduce(x, "i"))
+    x = ranked((N, 100))
+    right = np.broadcast_to(x.sum(0), x.shape)
+    check("first", f(put(x)), right)
+    if RANK == PROCESSES - 1:
+        time.sleep(4)
+    check("second", f(put(x)), right)
+
+
+def shape():
+    """Sizes differ: an error on every member that names both, and then the next call works."""
+    rows = 8 if RANK == 0 else 6
+    here = [jax.device_put(np.zeros((1, rows), np.float32), d) for d in jax.local_devices()]
+    f = spmd(lambda x: jax_dfccl.all_reduce(x, "i", name="sum"))
+    x = jax.make_array_from_single_device_arrays((N, rows), NamedSharding(mesh, spec), here)
+    text, _ = error_of(lambda: f(x))
+    assert "8 x float32" in text and "6 x float32" in text and "across.py" in text, text
+    y = ranked((N, 10))
+    check("next", f(put(y)), np.broadcast_to(y.sum(0), y.shape))
+
+
+def absent():
+    """A process that never calls: an error that names its device, at the limit."""
+    f = spmd(lambda x: jax_dfccl.all_reduce(x, "i", name="sum", timeout=2.0))
+    x = ranked((N, 10))
+    right = np.broadcast_to(x.sum(0), x.shape)
+    check("first", f(put(x)), right)
+    if RANK < PROCESSES - 1:
+        text, seconds = error_of(lambda: f(put(x)))
+        assert "have not come" in text and 1.5 < seconds < PROMPT_S, (text, seconds)
+    else:
+        time.sleep(3.5)
+        # It comes late to the launch that the others have given up.
+        text, _ = error_of(lambda: f(put(x)))
+        assert "have not come" in text, text
+    check("after", f(put(x)), right)
+
+
+def circle():
+    """Programs in opposite order, one thread (or several devices) each: a prompt error."""
+    x = ranked((N, 10))
+    a = spmd(lambda x: jax_dfccl.all_reduce(x, "i"))
+    b = spmd(lambda x: jax_dfccl.all_reduce(10 * x, "i"))
+    total = np.broadcast_to(x.sum(0), x.shape)
+    check("before", a(put(x)), total)
+    check("before", b(put(x)), 10 * total)
+    # The call in which process 0 waits ends; then all can go on.
+    for f in (a, b) if RANK % 2 == 0 else (b, a):
+        if f is b:
+            check("b", b(put(x)), 10 * total)
+            continue
+        text, seconds = error_of(lambda: a(put(x)))
+        assert "processes wait for each other" in text and text.count("across.py") >= 2, text
+        assert seconds < PROMPT_S, seconds
+    check("after", a(put(x)), total)
+
+
+def no_circle():
+    """The same from two threads of which the second comes late: right values, no error."""
+    x = ranked((N, 10))
+    total = np.broadcast_to(x.sum(0), x.shape)
+    jobs = []
+    for name, factor in (("a", 1), ("b", 10)):
+        f = spmd(lambda x, factor=factor: jax_dfccl.all_reduce(factor * x, "i"))
+        right = factor * total
+        jobs.append(lambda f=f, name=name, right=right: check(name, f(put(x)), right))
+    in_threads(jobs if RANK % 2 == 0 else jobs[::-1], gap=6)
+
+
+main([kinds, bits, order, swap, grid, unawaited, late, shape, absent, circle, no_circle])
