@@ -33,7 +33,6 @@ CASES = [
     ("absent", 3, 2),
     ("circle", 2, 1),
     ("circle", 2, 2),
-    ("circle", 4, 1),
     ("no_circle", 2, 1),
 ]
 TCP_CASES = [
@@ -49,7 +48,10 @@ TCP = {"JAX_DFCCL_TRANSPORT": "tcp"}
 MIB_OF_FLOATS = 1 << 18
 
 
-@pytest.mark.parametrize(("case", "processes", "devices"), CASES)
+@pytest.mark.parametrize(
+    ("case", "processes", "devices"),
+    [*CASES, pytest.param("circle", 4, 1, marks=pytest.mark.soak)],
+)
 def test_values_and_errors(case, processes, devices):
     jobs.all_right(jobs.run("across", case, processes, devices))
 
