@@ -26,6 +26,7 @@ constexpr int64_t kDriveNs = 200'000;
 // What later messages refer to overtakes them all.
 constexpr int32_t kFirst = INT32_MAX;
 constexpr size_t kMostTextBytes = 600;
+constexpr size_t kMostErrorBytes = 2000;
 
 enum class Topic : uint8_t { kPiece = 1, kGroup, kPairs, kSite, kFailure, kEnded, kStuck };
 
@@ -355,7 +356,7 @@ void Cluster::TellFailed(const RecordTable::Failure& failure) {
       .Put(failure.program)
       .Put(failure.launch)
       .Put(failure.name != nullptr ? *failure.name : std::string())
-      .Put(failure.status.message(), 2000);
+      .Put(failure.status.message(), kMostErrorBytes);
   for (int member : failure.absent) writer.Put(static_cast<uint16_t>(member));
   for (int process : failure.group->processes) {
     if (process == process_) continue;
@@ -372,7 +373,7 @@ void Cluster::TellEnded(const Ended& ended) {
                                .Put(ended.program)
                                .Put(ended.launch)
                                .Put(ended.status.code())
-                               .Put(ended.status.message(), 2000)
+                               .Put(ended.status.message(), kMostErrorBytes)
                                .text();
   TellAllMet(text);
 }
@@ -695,8 +696,25 @@ void Cluster::EndSlice(int process, const void* header, uint32_t header_bytes,
 
 void Cluster::Down(int process, const Status& status) {
   any_down_.StoreSeqCst(1);
-  const auto needs = [process](Record& record) {
-    if (record.group->placement == nullptr || record.failed.LoadRelaxed() != 0) return false;
+  FailWhatNeeds(process, status, [](const Record& record) {
+    return record.group->placement != nullptr && record.failed.LoadRelaxed() == 0;
+  });
+}
+
+void Cluster::FailIfGone(const CollectiveId& id, const Group* group) {
+  if (any_down_.LoadSeqCst() == 0) return;
+  Status status;
+  for (int process : group->processes) {
+    if (process == process_ || !joined_.LoadAcquire()->IsDown(process, &status)) continue;
+    FailWhatNeeds(process, status,
+                  [&](const Record& record) { return record.id == id && record.group == group; });
+  }
+}
+
+template <typename Condition>
+void Cluster::FailWhatNeeds(int process, const Status& status, const Condition& condition) {
+  const auto needs = [&](Record& record) {
+    if (!condition(record)) return false;
     for (int i = 0; i < record.members(); ++i) {
       if (record.group->ProcessOf(i) == process && !record.slots()[i].received_all) return true;
     }
@@ -706,26 +724,6 @@ void Cluster::Down(int process, const Status& status) {
     environment_.table->Fail(
         view.id, view.group,
         Status(StatusCode::kAborted, environment_.describer->Gone(view, process, status)));
-  }
-}
-
-void Cluster::FailIfGone(const CollectiveId& id, const Group* group) {
-  if (any_down_.LoadSeqCst() == 0) return;
-  Status status;
-  for (int process : group->processes) {
-    if (process == process_ || !joined_.LoadAcquire()->IsDown(process, &status)) continue;
-    const auto needs = [&](Record& record) {
-      if (record.id != id || record.group != group) return false;
-      for (int i = 0; i < record.members(); ++i) {
-        if (group->ProcessOf(i) == process && !record.slots()[i].received_all) return true;
-      }
-      return false;
-    };
-    for (const RecordView& view : environment_.table->View(needs)) {
-      environment_.table->Fail(
-          view.id, view.group,
-          Status(StatusCode::kAborted, environment_.describer->Gone(view, process, status)));
-    }
   }
 }
 

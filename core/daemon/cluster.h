@@ -125,6 +125,10 @@ class Cluster final : private Receiver {
   const Group* GroupOf(uint64_t hash);
   void HearStuck(int process, const std::string& header);
   void Refuse(int process, const char* what);
+  // Fails the records that still need something of a process that is gone, of those
+  // for which `condition` holds.
+  template <typename Condition>
+  void FailWhatNeeds(int process, const Status& status, const Condition& condition);
 
   const Environment environment_;
   int process_ = 0;

@@ -50,6 +50,11 @@ bool AnotherThreadRuns() {
   return running > 1;
 }
 
+// It waits for members, and has not failed.
+bool IsIncomplete(const Record& record) {
+  return !record.complete() && record.failed.LoadRelaxed() == 0;
+}
+
 void Warn(const std::string& text) { std::fprintf(stderr, "jax_dfccl: %s\n", text.c_str()); }
 
 }  // namespace
@@ -136,8 +141,7 @@ void Monitor::Main() {
       quiet_since_ns_ = now_ns;
       quiet_cpu_ns_ = -1;  // reading it is slow: not before it is wanted
       cycles_checked_ = false;
-      if (told_) cluster_->TellStuck(activity_, {});
-      told_ = false;
+      TakeBackStuck();
     }
     if (now_ns < attend_until_ns) {
       tick_ns = kFastNs;
@@ -226,15 +230,13 @@ void Monitor::LookForCycles(int64_t now_ns) {
     // Someone computes, and may come yet.
     quiet_since_ns_ = now_ns;
     quiet_cpu_ns_ = cpu_ns;
-    if (told_) cluster_->TellStuck(activity_, {});
-    told_ = false;
+    TakeBackStuck();
     return;
   }
   if (across) LookForCyclesAcross(now_ns);
   if (cycles_checked_) return;
   cycles_checked_ = true;
-  const std::vector<RecordView> records = table_->View(
-      [](Record& record) { return !record.complete() && record.failed.LoadRelaxed() == 0; });
+  const std::vector<RecordView> records = table_->View(IsIncomplete);
   for (const WaitCycle& cycle : FindCycles(records)) {
     const Status status(StatusCode::kCycle, describer_->Cycle(cycle));
     for (const WaitCycle::Link& link : cycle.chain) {
@@ -243,14 +245,18 @@ void Monitor::LookForCycles(int64_t now_ns) {
   }
 }
 
+void Monitor::TakeBackStuck() {
+  if (told_) cluster_->TellStuck(activity_, {});
+  told_ = false;
+}
+
 // The same where others of those are in other processes: all say what waits in
 // them, and each looks whether it is in a circle.
 void Monitor::LookForCyclesAcross(int64_t now_ns) {
   told_ns_ = now_ns;
   std::vector<DeviceWait> waits;
   std::vector<RecordView> waiting;
-  for (RecordView& view : table_->View(
-           [](Record& record) { return !record.complete() && record.failed.LoadRelaxed() == 0; })) {
+  for (RecordView& view : table_->View(IsIncomplete)) {
     bool any = false;
     for (int i = 0; i < view.group->size(); ++i) {
       if (!view.members[i].here || !view.members[i].waited_for) continue;

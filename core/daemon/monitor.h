@@ -55,6 +55,7 @@ class Monitor {
   void LookForLate(int64_t now_ns);
   void LookForCycles(int64_t now_ns);
   void LookForCyclesAcross(int64_t now_ns);
+  void TakeBackStuck();
   int64_t OthersCpuNs() const;
 
   const RuntimeOptions options_;

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that run as the two processes of a job."""
 
-import socket
 import subprocess
 import sys
+
+from jobs import free_address
 
 LIMIT_S = 100
 PRELUDE = """
@@ -22,9 +23,7 @@ def outputs_of_two(program: str) -> list[tuple[str, str]]:
 
     Each has two devices; what `PRELUDE` defines is there.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = free_address()
     processes = [
         subprocess.Popen(
             [sys.executable, "-P", "-c", PRELUDE + program, address, str(rank)],
