@@ -33,6 +33,11 @@ struct GroupTable {
     return table;
   }
 
+  int ProcessOf(int64_t device) const {
+    const auto known = process_of.find(device);
+    return known == process_of.end() ? process : known->second;
+  }
+
   const Placement* Intern(const std::vector<uint16_t>& process) {
     std::unique_ptr<Placement>& placement = placements[process];
     if (placement == nullptr) {
@@ -45,8 +50,7 @@ struct GroupTable {
   void Place(Group* group) {
     std::vector<uint16_t> numbers;
     for (int64_t member : group->members) {
-      const auto known = process_of.find(member);
-      const int owner = known == process_of.end() ? process : known->second;
+      const int owner = ProcessOf(member);
       auto found = std::find(group->processes.begin(), group->processes.end(), owner);
       if (found == group->processes.end()) {
         found = group->processes.insert(found, owner);
@@ -88,6 +92,12 @@ void SetTopology(int process, std::unordered_map<int64_t, int> process_of) {
   std::lock_guard<std::mutex> lock(table.mutex);
   table.process = process;
   table.process_of = std::move(process_of);
+}
+
+int ProcessOf(int64_t device) {
+  GroupTable& table = GroupTable::Get();
+  std::lock_guard<std::mutex> lock(table.mutex);
+  return table.ProcessOf(device);
 }
 
 }  // namespace dfccl

@@ -48,6 +48,8 @@ const Group* InternGroup(const std::vector<int64_t>& members);
 // Tells, before groups are made that reach into other processes, which process
 // of the job this one is, and which each global device id belongs to.
 void SetTopology(int process, std::unordered_map<int64_t, int> process_of);
+// Of a global device id; this one, if it was not told.
+int ProcessOf(int64_t device);
 
 }  // namespace dfccl
 

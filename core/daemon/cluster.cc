@@ -9,6 +9,7 @@
 #include <climits>
 #include <cstring>
 #include <mutex>
+#include <set>
 #include <type_traits>
 #include <utility>
 
@@ -132,6 +133,8 @@ Status Cluster::Join(int process, int processes, int devices_here,
   devices_here_ = devices_here;
   for (int i = 0; i < processes; ++i) peers_.push_back(std::make_unique<Peer>());
   stuck_.resize(processes);
+  for (int i = 0; i < processes; ++i) stuck_[i].process = i;
+  told_on_.resize(processes);
   question_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   transport_ = Transport::New(process, this, options);
   if (transport_ == nullptr) return Status(StatusCode::kInternal, "the system is out of files");
@@ -378,10 +381,12 @@ void Cluster::TellEnded(const Ended& ended) {
   TellAllMet(text);
 }
 
-void Cluster::TellStuck(uint64_t activity, const std::vector<DeviceWait>& waits) {
+Cluster::MustEnd Cluster::TellStuck(uint64_t activity, std::vector<DeviceWait> waits) {
+  // Of one process, so that a message can hold it; and those told on at a time.
   constexpr size_t kMostWaits = 12;
   constexpr size_t kMostAwaited = 16;
   constexpr size_t kMostCallBytes = 150;
+  constexpr size_t kMostToldOn = 16;
   // With several devices XLA runs the programs of a process one after the other; with
   // one, those of one thread.
   const bool serial = devices_here_ > 1 || threads_.LoadRelaxed() == 1;
@@ -391,37 +396,88 @@ void Cluster::TellStuck(uint64_t activity, const std::vector<DeviceWait>& waits)
     const ssize_t written = write(question_, &one, sizeof(one));
     static_cast<void>(written);
   }
-  uint64_t count;
+  std::set<int> awaited;
+  if (waits.size() > kMostWaits) waits.resize(kMostWaits);
+  for (DeviceWait& wait : waits) {
+    if (wait.awaits.size() > kMostAwaited) wait.awaits.resize(kMostAwaited);
+    for (const int64_t device : wait.awaits) awaited.insert(ProcessOf(device));
+  }
+  const auto text_of = [&](const StuckProcess& process) {
+    Writer writer(Topic::kStuck);
+    writer.Put(process.process).Put(process.activity).Put(process.count).Put(process.serial);
+    writer.Put(process.sees).Put(static_cast<uint32_t>(process.waits.size()));
+    for (const DeviceWait& wait : process.waits) {
+      writer.Put(wait.device).Put(wait.id).Put(wait.call, kMostCallBytes);
+      writer.Put(static_cast<uint32_t>(wait.awaits.size()));
+      for (const int64_t device : wait.awaits) writer.Put(device);
+    }
+    return writer.text();
+  };
+  MustEnd ends;
+  std::string own_text;
+  std::vector<std::pair<int, std::string>> others;
   {
     std::lock_guard<SpinLock> lock(stuck_lock_);
     StuckProcess& own = stuck_[process_];
-    count = own.count + 1;
-    own = {process_, activity, count, serial, waits};
+    own = {process_, activity, own.count + 1, serial, std::move(waits), 0};
+    if (!own.waits.empty()) {
+      const std::vector<StuckCycle> cycles = FindStuckCycles(stuck_);
+      for (const StuckCycle& cycle : cycles) {
+        if (own.sees == 0 && cycle.Has(process_)) own.sees = cycle.Hash();
+      }
+      ends = MustEndHere(cycles);
+      for (size_t i = 0; i < stuck_.size() && others.size() < kMostToldOn; ++i) {
+        const size_t process = next_told_on_;
+        next_told_on_ = (next_told_on_ + 1) % stuck_.size();
+        const StuckProcess& other = stuck_[process];
+        if (&other == &own || other.count == told_on_[process]) continue;
+        told_on_[process] = other.count;
+        others.emplace_back(other.process, text_of(other));
+      }
+    }
+    own_text = text_of(own);
   }
-  Writer writer(Topic::kStuck);
-  writer.Put(activity).Put(count).Put(serial);
-  writer.Put(static_cast<uint32_t>(std::min(waits.size(), kMostWaits)));
-  for (size_t i = 0; i < waits.size() && i < kMostWaits; ++i) {
-    const DeviceWait& wait = waits[i];
-    writer.Put(wait.device).Put(wait.call, kMostCallBytes);
-    const size_t awaited = std::min(wait.awaits.size(), kMostAwaited);
-    writer.Put(static_cast<uint32_t>(awaited));
-    for (size_t j = 0; j < awaited; ++j) writer.Put(wait.awaits[j]);
+  TellAllMet(own_text);
+  for (const int process : awaited) {
+    if (process == process_) continue;
+    for (const auto& [about, text] : others) {
+      if (about != process) Tell(process, text);
+    }
   }
-  TellAllMet(writer.text());
+  return ends;
 }
 
-void Cluster::HearStuck(int process, const std::string& header) {
+// With the lock of stuck_.
+Cluster::MustEnd Cluster::MustEndHere(const std::vector<StuckCycle>& cycles) const {
+  MustEnd ends;
+  for (const StuckCycle& cycle : cycles) {
+    const uint64_t hash = cycle.Hash();
+    const bool agreed =
+        std::all_of(cycle.links.begin(), cycle.links.end(),
+                    [hash](const StuckCycle::Link& link) { return link.process->sees == hash; });
+    if (!agreed || cycle.FirstProcess() != process_) continue;
+    ends.why = Describe(cycle);
+    for (const StuckCycle::Link& link : cycle.links) {
+      if (link.process->process == process_) ends.ids.push_back(link.wait->id);
+    }
+    break;  // the others next time
+  }
+  return ends;
+}
+
+void Cluster::HearStuck(const std::string& header) {
   Reader reader(header);
   StuckProcess told;
-  told.process = process;
+  told.process = reader.Get<int>();
   told.activity = reader.Get<uint64_t>();
   told.count = reader.Get<uint64_t>();
   told.serial = reader.Get<bool>();
+  told.sees = reader.Get<uint64_t>();
   const auto waits = reader.Get<uint32_t>();
   for (uint32_t i = 0; i < waits && reader.ok(); ++i) {
     DeviceWait wait;
     wait.device = reader.Get<int64_t>();
+    wait.id = reader.Get<CollectiveId>();
     wait.call = reader.GetText();
     const auto awaited = reader.Get<uint32_t>();
     for (uint32_t j = 0; j < awaited && reader.ok(); ++j) {
@@ -429,36 +485,12 @@ void Cluster::HearStuck(int process, const std::string& header) {
     }
     told.waits.push_back(std::move(wait));
   }
-  if (!reader.ok()) return;
+  const int process = told.process;
+  if (!reader.ok() || process == process_ || process < 0) return;
+  if (static_cast<size_t>(process) >= stuck_.size()) return;
   std::lock_guard<SpinLock> lock(stuck_lock_);
-  stuck_[process] = std::move(told);
-}
-
-std::string Cluster::StuckInCycle() {
-  std::lock_guard<SpinLock> lock(stuck_lock_);
-  const StuckCycle cycle = FindStuckCycle(stuck_);
-  int first = INT_MAX;
-  for (const StuckCycle::Link& link : cycle.links) first = std::min(first, link.process->process);
-  if (first != process_) {
-    suspicion_.clear();
-    return "";
-  }
-  std::string text = Describe(cycle);
-  std::vector<uint64_t> counts, activities;
-  for (const StuckCycle::Link& link : cycle.links) {
-    counts.push_back(link.process->count);
-    activities.push_back(link.process->activity);
-  }
-  if (text != suspicion_ || activities != suspected_activities_) {
-    suspicion_ = text;
-    suspected_activities_ = activities;
-    suspected_ = counts;
-    return "";
-  }
-  for (size_t i = 0; i < counts.size(); ++i) {
-    if (counts[i] == suspected_[i]) return "";
-  }
-  return text;
+  // It may have come by several ways.
+  if (told.count > stuck_[process].count) stuck_[process] = std::move(told);
 }
 
 void Cluster::AnswerThreads(int threads) {
@@ -682,7 +714,7 @@ void Cluster::EndSlice(int process, const void* header, uint32_t header_bytes,
     case Topic::kEnded:
       return HearEnded({text, header_bytes});
     case Topic::kStuck:
-      return HearStuck(process, {text, header_bytes});
+      return HearStuck({text, header_bytes});
     default:
       return Refuse(process, "an unknown topic");
   }
@@ -696,6 +728,10 @@ void Cluster::EndSlice(int process, const void* header, uint32_t header_bytes,
 
 void Cluster::Down(int process, const Status& status) {
   any_down_.StoreSeqCst(1);
+  {
+    std::lock_guard<SpinLock> lock(stuck_lock_);
+    stuck_[process].waits.clear();
+  }
   FailWhatNeeds(process, status, [](const Record& record) {
     return record.group->placement != nullptr && record.failed.LoadRelaxed() == 0;
   });

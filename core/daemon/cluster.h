@@ -71,14 +71,16 @@ class Cluster final : private Receiver {
   void TellFailed(const RecordTable::Failure& failure);
   void TellEnded(const Ended& ended);
 
-  // Says to all others what waits here; an empty list takes it back. While nothing
-  // happens here, this is repeated.
-  void TellStuck(uint64_t activity, const std::vector<DeviceWait>& waits);
-  // Waits in a circle of processes of which this one is the first, so that one call
-  // ends and the others can go on, as told by TellStuck before; only if all in it
-  // have said the same at least twice, so that at some time all of it was so at
-  // once. "": none.
-  std::string StuckInCycle();
+  // Says to others what waits here; an empty list takes it back. While nothing happens
+  // here, this is repeated, and what others say is told on to the processes of the
+  // devices that are awaited here.
+  // Returns the calls here that must end: those in a cycle of processes of which this
+  // one is the first (core/daemon/stuck.h).
+  struct MustEnd {
+    std::string why;
+    std::vector<CollectiveId> ids;
+  };
+  MustEnd TellStuck(uint64_t activity, std::vector<DeviceWait> waits);
   bool has_others() const { return joined_.LoadAcquire() != nullptr; }
   // Readable when the runtime wants to know how many threads of the user there
   // are; the answer.
@@ -123,7 +125,8 @@ class Cluster final : private Receiver {
   void HearFailure(const std::string& header);
   void HearEnded(const std::string& header);
   const Group* GroupOf(uint64_t hash);
-  void HearStuck(int process, const std::string& header);
+  void HearStuck(const std::string& header);
+  MustEnd MustEndHere(const std::vector<StuckCycle>& cycles) const;
   void Refuse(int process, const char* what);
   // Fails the records that still need something of a process that is gone, of those
   // for which `condition` holds.
@@ -141,13 +144,12 @@ class Cluster final : private Receiver {
   std::unordered_map<uint64_t, const Pairs*> pairs_;
   Atomic<uint32_t> any_down_;
 
-  // Who waits in which process, this one too, as last told.
+  // Who waits in which process, this one too, as last heard.
   SpinLock stuck_lock_;
   std::vector<StuckProcess> stuck_;
-  // The cycle seen last, and how often those in it had told so at first sight.
-  std::string suspicion_;
-  std::vector<uint64_t> suspected_activities_;
-  std::vector<uint64_t> suspected_;
+  // The counts that were told on last, and the process whose turn it is.
+  std::vector<uint64_t> told_on_;
+  size_t next_told_on_ = 0;
   int devices_here_ = 0;
   int question_ = -1;        // an eventfd
   Atomic<int32_t> threads_;  // of the user; 0: not known

@@ -341,7 +341,8 @@ std::string Describer::Cycle(const WaitCycle& cycle) const {
 DeviceWait Describer::Wait(const RecordView& record, int member) const {
   return {
       record.group->members[member], Absent(record, member),
-      Call(record.members[member].info, record.signature) + ", " + Values(record.signature) + ","};
+      Call(record.members[member].info, record.signature) + ", " + Values(record.signature) + ",",
+      record.id};
 }
 
 std::string Describer::Gone(const RecordView& record, int process, const Status& how) const {

@@ -268,12 +268,11 @@ void Monitor::LookForCyclesAcross(int64_t now_ns) {
     if (any) waiting.push_back(std::move(view));
   }
   if (waiting.empty() && !told_) return;
-  cluster_->TellStuck(activity_, waits);
   told_ = !waiting.empty();
-  const std::string cycle = cluster_->StuckInCycle();
-  if (cycle.empty()) return;
+  const Cluster::MustEnd ends = cluster_->TellStuck(activity_, std::move(waits));
   for (const RecordView& view : waiting) {
-    table_->Fail(view.id, view.group, Status(StatusCode::kCycle, cycle), view.arrived);
+    if (std::find(ends.ids.begin(), ends.ids.end(), view.id) == ends.ids.end()) continue;
+    table_->Fail(view.id, view.group, Status(StatusCode::kCycle, ends.why), view.arrived);
   }
 }
 

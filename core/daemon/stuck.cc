@@ -4,11 +4,35 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
+
+#include "core/hash.h"
 
 namespace dfccl {
 
-StuckCycle FindStuckCycle(const std::vector<StuckProcess>& processes) {
+bool StuckCycle::Has(int process) const {
+  return std::any_of(links.begin(), links.end(),
+                     [process](const Link& link) { return link.process->process == process; });
+}
+
+int StuckCycle::FirstProcess() const {
+  int first = links.front().process->process;
+  for (const Link& link : links) first = std::min(first, link.process->process);
+  return first;
+}
+
+uint64_t StuckCycle::Hash() const {
+  Hash128 hash;
+  for (const Link& link : links) {
+    hash.Add(static_cast<uint64_t>(link.process->process))
+        .Add(link.process->activity)
+        .Add(static_cast<uint64_t>(link.wait->device))
+        .Add(link.wait->id.hi)
+        .Add(link.wait->id.lo);
+  }
+  return hash.hi | 1;
+}
+
+std::vector<StuckCycle> FindStuckCycles(const std::vector<StuckProcess>& processes) {
   std::map<int64_t, std::vector<StuckCycle::Link>> waits;  // by device
   for (const StuckProcess& process : processes) {
     if (!process.serial) continue;
@@ -21,31 +45,37 @@ StuckCycle FindStuckCycle(const std::vector<StuckProcess>& processes) {
     }
     return -1;
   };
-  // Drop who waits only for devices that can still come: what is left cannot.
-  for (bool changed = true; changed;) {
-    changed = false;
-    for (auto entry = waits.begin(); entry != waits.end();) {
-      std::vector<StuckCycle::Link>& links = entry->second;
-      links.erase(std::remove_if(links.begin(), links.end(),
-                                 [&](const StuckCycle::Link& link) { return awaited(link) < 0; }),
-                  links.end());
-      changed = changed || links.empty();
-      entry = links.empty() ? waits.erase(entry) : std::next(entry);
+  // Drops who waits only for devices that can still come, or are in a cycle that was
+  // found: what is left is in a cycle or waits for one.
+  const auto prune = [&] {
+    for (bool changed = true; changed;) {
+      changed = false;
+      for (auto entry = waits.begin(); entry != waits.end();) {
+        std::vector<StuckCycle::Link>& links = entry->second;
+        links.erase(std::remove_if(links.begin(), links.end(),
+                                   [&](const StuckCycle::Link& link) { return awaited(link) < 0; }),
+                    links.end());
+        changed = changed || links.empty();
+        entry = links.empty() ? waits.erase(entry) : std::next(entry);
+      }
     }
+  };
+  std::vector<StuckCycle> cycles;
+  for (prune(); !waits.empty(); prune()) {
+    // From any device left, the way leads into a cycle.
+    std::vector<int64_t> way;
+    int64_t device = waits.begin()->first;
+    while (std::find(way.begin(), way.end(), device) == way.end()) {
+      way.push_back(device);
+      device = awaited(waits[device].front());
+    }
+    way.erase(way.begin(), std::find(way.begin(), way.end(), device));
+    std::rotate(way.begin(), std::min_element(way.begin(), way.end()), way.end());
+    StuckCycle& cycle = cycles.emplace_back();
+    for (const int64_t each : way) cycle.links.push_back(waits[each].front());
+    for (const int64_t each : way) waits.erase(each);
   }
-  StuckCycle cycle;
-  if (waits.empty()) return cycle;
-  // From any device left, the way leads into a cycle.
-  std::vector<int64_t> way;
-  int64_t device = waits.begin()->first;
-  while (std::find(way.begin(), way.end(), device) == way.end()) {
-    way.push_back(device);
-    device = awaited(waits[device].front());
-  }
-  for (auto each = std::find(way.begin(), way.end(), device); each != way.end(); ++each) {
-    cycle.links.push_back(waits[*each].front());
-  }
-  return cycle;
+  return cycles;
 }
 
 std::string Describe(const StuckCycle& cycle) {

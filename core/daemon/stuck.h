@@ -1,12 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Devices of several processes that wait for each other: what each process says of
-// its own, and the search for a cycle in all of it.
+// its own, the search for cycles in all of it, and how those in a cycle agree about it.
+//
+// A process that does nothing says again and again what waits in it, and which cycle
+// it sees itself in. Words go to those that it has groups in common with, and on from
+// process to process in the direction of the waits, so around every cycle. Once all
+// in a cycle say that they see it, all of it was so at one time (each had heard what
+// all others wait for before it said so, and waited for the same all the while), and
+// the first process ends the calls in which its devices wait there.
 #ifndef DFCCL_CORE_DAEMON_STUCK_H_
 #define DFCCL_CORE_DAEMON_STUCK_H_
 
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "core/collective.h"
 
 namespace dfccl {
 
@@ -15,6 +24,7 @@ struct DeviceWait {
   int64_t device = 0;
   std::vector<int64_t> awaits;  // devices
   std::string call;             // for people
+  CollectiveId id;
 };
 
 // What a process that does nothing says of itself, again and again.
@@ -26,20 +36,26 @@ struct StuckProcess {
   // before another can begin.
   bool serial = false;
   std::vector<DeviceWait> waits;
+  uint64_t sees = 0;  // the hash of the cycle that it is in, as far as it knows; 0: none
 };
 
-// Waits in a circle, each one's device awaited by the one before; empty: there is none.
+// Waits in a circle, each one's device awaited by the one before; the first is that of
+// the device with the smallest number.
 struct StuckCycle {
   struct Link {
     const StuckProcess* process;
     const DeviceWait* wait;
   };
   std::vector<Link> links;
+
+  bool Has(int process) const;
+  int FirstProcess() const;
+  uint64_t Hash() const;  // not 0
 };
 
-// Of the processes that are serial. That they said so at different times is the
-// caller's to mind.
-StuckCycle FindStuckCycle(const std::vector<StuckProcess>& processes);
+// Among the processes that are serial. No device is in two of them, and they are the
+// same for everyone who knows the same.
+std::vector<StuckCycle> FindStuckCycles(const std::vector<StuckProcess>& processes);
 
 std::string Describe(const StuckCycle& cycle);
 

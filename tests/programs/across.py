@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives between processes: every kind, orders, late and absent members."""
 
+import threading
 import time
 
 import jax
@@ -11,6 +12,7 @@ from between import (
     PROMPT_S,
     RANK,
     N,
+    case_arguments,
     check,
     error_of,
     in_threads,
@@ -20,6 +22,7 @@ from between import (
     ranked,
     spec,
     spmd,
+    total,
 )
 from collectives import Case, expected, folders, movers, shape_for
 from jax import lax
@@ -57,11 +60,11 @@ def bits():
         for dtype in (np.float32, jnp.bfloat16, np.complex64):
             x = np.random.default_rng(count).standard_normal((N, count)).astype(dtype)
             wide = np.float32 if dtype == jnp.bfloat16 else dtype
-            total = x[0].astype(wide)
+            right = x[0].astype(wide)
             for row in x[1:]:
-                total = total + row.astype(wide)
+                right = right + row.astype(wide)
             f = spmd(lambda x: jax_dfccl.all_reduce(x, "i"))
-            check((dtype, count), f(put(x)), np.broadcast_to(total.astype(dtype), x.shape))
+            check((dtype, count), f(put(x)), np.broadcast_to(right.astype(dtype), x.shape))
 
 
 def order():
@@ -82,22 +85,20 @@ def order():
 
         for _ in range(5):
             a, b = spmd(f)(put(x))
-            total = np.broadcast_to(x.sum(0), x.shape)
-            check(("a", count), a, total)
-            check(("b", count), b, 2 * total)
+            check(("a", count), a, total(x))
+            check(("b", count), b, 2 * total(x))
 
 
 def swap():
     """Two programs from two threads, in another order in every other process. One device each."""
     x = ranked((N, 1000))
-    total = np.broadcast_to(x.sum(0), x.shape)
     a = spmd(lambda x: jax_dfccl.all_reduce(x, "i"))
     b = spmd(lambda x: jax_dfccl.all_reduce(10 * x, "i"))
 
     def job(name, f, right):
         return lambda: check(name, f(put(x)), right)
 
-    jobs = [job("a", a, total), job("b", b, 10 * total)]
+    jobs = [job("a", a, total(x)), job("b", b, 10 * total(x))]
     for _ in range(10):
         in_threads(jobs if RANK % 2 == 0 else jobs[::-1], gap=0.05)
 
@@ -124,8 +125,8 @@ def unawaited():
     f = spmd(lambda x, k: (jax_dfccl.all_reduce(x * k, "i"), jax_dfccl.all_gather(x + k, "i")))
     x = ranked((N, 2000))
     found = [f(put(x), put(np.full((N,), k, np.float32))) for k in range(200)]
-    for k, (total, rows) in enumerate(found):
-        check(("sum", k), total, np.broadcast_to(x.sum(0) * k, x.shape))
+    for k, (sums, rows) in enumerate(found):
+        check(("sum", k), sums, total(x * k))
         check(("rows", k), rows, np.broadcast_to(x + k, (N, *x.shape)))
 
 
@@ -133,7 +134,7 @@ def late():
     """The last process comes late: no error, and the others get the value."""
     f = spmd(lambda x: jax_dfccl.all_reduce(x, "i"))
     x = ranked((N, 100))
-    right = np.broadcast_to(x.sum(0), x.shape)
+    right = total(x)
     check("first", f(put(x)), right)
     if RANK == PROCESSES - 1:
         time.sleep(4)
@@ -149,14 +150,14 @@ def shape():
     text, _ = error_of(lambda: f(x))
     assert "8 x float32" in text and "6 x float32" in text and "across.py" in text, text
     y = ranked((N, 10))
-    check("next", f(put(y)), np.broadcast_to(y.sum(0), y.shape))
+    check("next", f(put(y)), total(y))
 
 
 def absent():
     """A process that never calls: an error that names its device, at the limit."""
     f = spmd(lambda x: jax_dfccl.all_reduce(x, "i", name="sum", timeout=2.0))
     x = ranked((N, 10))
-    right = np.broadcast_to(x.sum(0), x.shape)
+    right = total(x)
     check("first", f(put(x)), right)
     if RANK < PROCESSES - 1:
         text, seconds = error_of(lambda: f(put(x)))
@@ -170,34 +171,109 @@ def absent():
 
 
 def circle():
-    """Programs in opposite order, one thread (or several devices) each: a prompt error."""
+    """Programs in opposite order, one thread (or several devices) each: one of the calls ends.
+
+    Promptly, and with the same error everywhere; the other one gets its value. With `late`, process
+    0 comes so late that the others may find a circle without it.
+    """
     x = ranked((N, 10))
-    a = spmd(lambda x: jax_dfccl.all_reduce(x, "i"))
-    b = spmd(lambda x: jax_dfccl.all_reduce(10 * x, "i"))
-    total = np.broadcast_to(x.sum(0), x.shape)
-    check("before", a(put(x)), total)
-    check("before", b(put(x)), 10 * total)
-    # The call in which process 0 waits ends; then all can go on.
-    for f in (a, b) if RANK % 2 == 0 else (b, a):
-        if f is b:
-            check("b", b(put(x)), 10 * total)
+    programs = {
+        name: spmd(lambda x, factor=factor: jax_dfccl.all_reduce(factor * x, "i"))
+        for name, factor in (("a", 1), ("b", 10))
+    }
+    rights = {"a": total(x), "b": 10 * total(x)}
+    for name, f in programs.items():
+        check("before", f(put(x)), rights[name])
+    if case_arguments == ["late"] and RANK == 0:
+        time.sleep(6)
+    ended = []
+    for name in "ab" if RANK % 2 == 0 else "ba":
+        begin = time.monotonic()
+        try:
+            check(name, programs[name](put(x)), rights[name])
+        except Exception as error:
+            ended.append(name)
+            text = str(error)
+            assert "processes wait for each other" in text and text.count("across.py") >= 2, text
+            assert time.monotonic() - begin < PROMPT_S, text
+    # Which one depends on who is seen to wait first, but it is one, and the same for all.
+    assert len(ended) == 1, ended
+    is_a = np.full((N, 1), ended == ["a"], np.float32)
+    check("which", programs["a"](put(is_a)), N * is_a)
+
+
+def ring():
+    """A circle of processes of which each has groups with its two neighbours only."""
+    x = ranked((N, 10))
+    before = (RANK - 1) % N
+
+    def with_next(first):
+        second = (first + 1) % N
+        members = sorted([first, second])
+        devices = Mesh(np.array([jax.devices()[member] for member in members]), ("i",))
+        f = spmd(lambda x: jax_dfccl.all_reduce(x, "i"), on=devices)
+        here = x[members]
+        return lambda: check(("ring", first), f(put(here, on=devices)), total(here))
+
+    calls = {first: with_next(first) for first in (RANK, before)}
+    for first in sorted(calls):
+        calls[first]()
+    # Process 0 waits for 1, 1 for 2, ... and the last for 0: the call of 0 and 1 ends.
+    for first in (RANK, before):
+        if first != 0:
+            calls[first]()
             continue
-        text, seconds = error_of(lambda: a(put(x)))
-        assert "processes wait for each other" in text and text.count("across.py") >= 2, text
+        text, seconds = error_of(calls[first])
+        assert "processes wait for each other" in text and text.count("across.py") >= N, text
+        assert all(f"of process {process}" in text for process in range(N)), text
         assert seconds < PROMPT_S, seconds
-    check("after", a(put(x)), total)
+
+
+def bystander():
+    """A call that waits beside a circle, and is not in it, gets its value. Two devices each."""
+    x = ranked((2, 10))
+
+    def over(*members, factor):
+        devices = Mesh(np.array([jax.devices()[member] for member in members]), ("i",))
+        f = spmd(lambda x: jax_dfccl.all_reduce(factor * x, "i"), on=devices)
+        return lambda: check(factor, f(put(x, on=devices)), factor * total(x))
+
+    a, b, innocent = over(0, 2, factor=1), over(0, 2, factor=10), over(1, 3, factor=100)
+    for call in (a, b, innocent):
+        call()
+    ended = threading.Event()
+
+    def circle():
+        for call in (a, b) if RANK == 0 else (b, a):
+            if call is b:
+                b()
+                continue
+            text, _ = error_of(a)
+            assert "processes wait for each other" in text, text
+        ended.set()
+
+    def beside():
+        if RANK == 1:
+            assert ended.wait(PROMPT_S)
+        innocent()
+
+    in_threads([beside, circle], gap=0.5)
 
 
 def no_circle():
     """The same from two threads of which the second comes late: right values, no error."""
     x = ranked((N, 10))
-    total = np.broadcast_to(x.sum(0), x.shape)
     jobs = []
     for name, factor in (("a", 1), ("b", 10)):
         f = spmd(lambda x, factor=factor: jax_dfccl.all_reduce(factor * x, "i"))
-        right = factor * total
+        right = factor * total(x)
         jobs.append(lambda f=f, name=name, right=right: check(name, f(put(x)), right))
     in_threads(jobs if RANK % 2 == 0 else jobs[::-1], gap=6)
 
 
-main([kinds, bits, order, swap, grid, unawaited, late, shape, absent, circle, no_circle])
+main(
+    [
+        *(kinds, bits, order, swap, grid, unawaited, late, shape, absent),
+        *(circle, ring, bystander, no_circle),
+    ]
+)

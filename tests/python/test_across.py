@@ -33,6 +33,10 @@ CASES = [
     ("absent", 3, 2),
     ("circle", 2, 1),
     ("circle", 2, 2),
+    ("circle", 4, 1),
+    ("ring", 3, 1),
+    ("ring", 4, 1),
+    ("bystander", 2, 2),
     ("no_circle", 2, 1),
 ]
 TCP_CASES = [
@@ -48,12 +52,13 @@ TCP = {"JAX_DFCCL_TRANSPORT": "tcp"}
 MIB_OF_FLOATS = 1 << 18
 
 
-@pytest.mark.parametrize(
-    ("case", "processes", "devices"),
-    [*CASES, pytest.param("circle", 4, 1, marks=pytest.mark.soak)],
-)
+@pytest.mark.parametrize(("case", "processes", "devices"), CASES)
 def test_values_and_errors(case, processes, devices):
     jobs.all_right(jobs.run("across", case, processes, devices))
+
+
+def test_a_circle_that_is_found_before_its_first_process_has_come():
+    jobs.all_right(jobs.run("across", "circle", 4, 1, "late"))
 
 
 # Those that another transport may make different, and in the soak all.
