@@ -182,14 +182,6 @@ def emit(
     _compat.note_call()
 
     has_key = len(operands) > array_count(kind)
-    context: Any = ctx.module_context.axis_context
-    mesh = context.mesh
-    reached = reached_processes(mesh, members)
-    if len(reached) > 1 and kind == "ragged_all_to_all":
-        raise NotImplementedError(
-            f"{kind}: the members of a group are in processes {reached}; this operation is for "
-            "groups within a process so far"
-        )
     operation = f"{kind}({op})" if op else kind
     info = CallInfo(operation, name, _compat.user_source(ctx.traceback))
     # No side effect: unused calls may go and equal ones may merge, on all members alike, and the
@@ -216,15 +208,8 @@ def emit(
     )
 
 
-def reached_processes(mesh: Any, members: Groups) -> list[int]:
-    """The processes that groups with members in this one have members in; if known yet."""
-    if not isinstance(mesh, jax.sharding.Mesh):
-        return [jax.process_index()]
-    processes = [device.process_index for device in mesh.devices.flat]
-    return _reached([[processes[position] for position in group] for group in members])
-
-
 def _reached(groups: Iterable[Collection[int]]) -> list[int]:
+    """The processes that groups with members in this one have members in."""
     own = jax.process_index()
     return sorted({own}.union(*(group for group in groups if own in group)))
 

@@ -21,7 +21,7 @@ from jax.interpreters import mlir
 
 from jax_dfccl import _compat, _config
 from jax_dfccl._groups import Groups, replica_groups
-from jax_dfccl._lowering import PLATFORM, emit, reached_processes
+from jax_dfccl._lowering import PLATFORM, emit
 from jax_dfccl._parts import joined, split
 from jax_dfccl._primitive import KINDS, RAGGED
 from jax_dfccl._reductions import reducible, storable
@@ -249,8 +249,6 @@ def _ragged_all_to_all(
     mesh: Any, *avals: Any, axis_name: Any, axis_index_groups: Any
 ) -> _Collective:
     members = _members(mesh, axis_name, axis_index_groups, of_one_size=True)
-    if len(reached_processes(mesh, members)) > 1:
-        raise _Keep("several processes")
     if any(aval.shape != avals[2].shape for aval in avals[2:]) or avals[2].size % len(members[0]):
         raise ValueError(
             "ragged_all_to_all: offsets and sizes have shapes "

@@ -91,16 +91,15 @@ class Reader {
 // of the call follows in a member's first piece.
 struct Cluster::Piece {
   Topic topic = Topic::kPiece;
-  BufferKind kind = BufferKind::kSource;  // where it goes: a buffer, a block of it,
+  BufferKind kind = BufferKind::kSource;  // where it goes:
   bool first = false;
   bool last = false;
   uint16_t member = 0;       // whose piece it is
   uint16_t destination = 0;  // whose buffer
-  uint16_t block = 0;
   uint16_t name_bytes = 0;
   uint32_t value = 0;  // of the member's word, once it is there; 0: as before
   int32_t site = -1;
-  int64_t offset = 0;  // and bytes in the block
+  int64_t offset = 0;  // in bytes
   CollectiveId id;
   uint64_t group = 0;
 
@@ -184,19 +183,45 @@ void Cluster::EndPoll() {
   environment_.crew->EndDrive();
 }
 
+// What a send with data moves, and to which byte of its destination.
+struct Cluster::Payload {
+  const char* data = nullptr;
+  int64_t bytes = 0;
+  int64_t offset = 0;
+};
+
+Cluster::Payload Cluster::PayloadOf(const Operation& operation, const Step& step) {
+  const StepList& list = operation.fixed.list;
+  const Signature& signature = operation.signature;
+  const Slot& slot = *operation.slot;
+  const BufferRef& from = list.refs[step.source_begin];
+  const BufferRef& to = list.refs[step.destination_begin];
+  const auto* buffer =
+      static_cast<const char*>(from.kind == BufferKind::kSource ? slot.source : slot.result);
+  const int64_t size = DTypeSize(signature.dtype);
+  const int64_t block_bytes = signature.count * size;
+  if (signature.kind == Kind::kRaggedAllToAll) {
+    const RaggedSlot& ragged = *slot.ragged;
+    if (from.block == ragged.members) {
+      return {reinterpret_cast<const char*>(&ragged), RaggedSlot::Bytes(operation.group->size()),
+              0};
+    }
+    return {buffer + ragged.input_offsets()[to.member] * block_bytes,
+            ragged.send_sizes()[to.member] * block_bytes,
+            ragged.output_offsets()[to.member] * block_bytes};
+  }
+  const int64_t align = operation.fixed.align;
+  const int64_t begin = ChunkStart(signature.count, step.chunk_begin, list.chunk_count, align);
+  const int64_t end = ChunkStart(signature.count, step.chunk_end, list.chunk_count, align);
+  return {buffer + from.block * block_bytes + begin * size, (end - begin) * size,
+          to.block * block_bytes + begin * size};
+}
+
 void Cluster::Send(Operation* operation, const Step& step) {
   const Group& group = *operation->group;
   const Signature& signature = operation->signature;
   const int process = group.processes[step.member];
   const StepList& list = operation->fixed.list;
-  const int64_t size = DTypeSize(signature.dtype);
-  const int64_t block_bytes = signature.count * size;
-  const auto range_of = [&](const Step& send, int64_t* begin, int64_t* end) {
-    const int64_t align = operation->fixed.align;
-    *begin = ChunkStart(signature.count, send.chunk_begin, list.chunk_count, align) * size;
-    *end = ChunkStart(signature.count, send.chunk_end, list.chunk_count, align) * size;
-  };
-
   Piece piece;
   piece.first = step.first;
   piece.last = step.finalize;
@@ -205,21 +230,13 @@ void Cluster::Send(Operation* operation, const Step& step) {
   piece.id = operation->record->id;
   piece.group = group.hash;
   const bool has_data = step.source_begin < step.source_end;
-  const char* payload = nullptr;
-  int64_t payload_bytes = 0;
+  Payload payload;
   if (has_data) {
-    const BufferRef& from = list.refs[step.source_begin];
+    payload = PayloadOf(*operation, step);
     const BufferRef& to = list.refs[step.destination_begin];
-    int64_t begin, end;
-    range_of(step, &begin, &end);
     piece.kind = to.kind;
     piece.destination = to.member;
-    piece.block = to.block;
-    piece.offset = begin;
-    const Slot& slot = *operation->slot;
-    const void* buffer = from.kind == BufferKind::kSource ? slot.source : slot.result;
-    payload = static_cast<const char*>(buffer) + from.block * block_bytes + begin;
-    payload_bytes = end - begin;
+    piece.offset = payload.offset;
   }
   char header[sizeof(Piece) + kMostTextBytes];
   if (piece.first) {
@@ -238,23 +255,22 @@ void Cluster::Send(Operation* operation, const Step& step) {
     piece.has_key = info.has_key;
     piece.key = info.key;
     piece.device = info.device;
-    int64_t kept_end = 0;
-    piece.kept_begin = INT64_MAX;
+    int64_t kept_begin = INT64_MAX, kept_end = 0;
     for (uint32_t i = 0; i < list.step_count; ++i) {
       const Step& send = list.steps[i];
       if (send.kind != StepKind::kSend || send.member != step.member ||
           send.source_begin == send.source_end) {
         continue;
       }
-      const BufferRef& to = list.refs[send.destination_begin];
-      if (to.kind != BufferKind::kSource) continue;
-      int64_t begin, end;
-      range_of(send, &begin, &end);
-      piece.kept_begin = std::min(piece.kept_begin, to.block * block_bytes + begin);
-      kept_end = std::max(kept_end, to.block * block_bytes + end);
+      if (list.refs[send.destination_begin].kind != BufferKind::kSource) continue;
+      const Payload kept = PayloadOf(*operation, send);
+      kept_begin = std::min(kept_begin, kept.offset);
+      kept_end = std::max(kept_end, kept.offset + kept.bytes);
     }
-    piece.kept_bytes = std::max<int64_t>(0, kept_end - piece.kept_begin);
-    if (piece.kept_bytes == 0) piece.kept_begin = 0;
+    if (kept_begin < kept_end) {
+      piece.kept_begin = kept_begin;
+      piece.kept_bytes = kept_end - kept_begin;
+    }
     if (info.name != nullptr) {
       piece.name_bytes = static_cast<uint16_t>(std::min(info.name->size(), kMostTextBytes));
       std::memcpy(header + sizeof(Piece), info.name->data(), piece.name_bytes);
@@ -265,16 +281,16 @@ void Cluster::Send(Operation* operation, const Step& step) {
   OutgoingMessage message;
   message.header = header;
   message.header_bytes = static_cast<uint32_t>(sizeof(Piece) + piece.name_bytes);
-  message.payload = payload;
-  message.payload_bytes = payload_bytes;
+  message.payload = payload.data;
+  message.payload_bytes = payload.bytes;
   message.priority = std::min(operation->priority, kFirst - 1);
-  message.owner = payload_bytes > 0 ? operation->slot : nullptr;
+  message.owner = payload.bytes > 0 ? operation->slot : nullptr;
   // The operation may end once the last send has left; its slot stays until Sent is
   // through with it.
   if (has_data) operation->record->remaining.FetchAddAcqRel(1);
   bool left = false;
   const bool posted = joined_.LoadAcquire()->Post(process, message, &left);
-  if (has_data && (left || !posted || payload_bytes == 0)) Sent(operation->slot);
+  if (has_data && (left || !posted || payload.bytes == 0)) Sent(operation->slot);
 }
 
 void Cluster::Sent(void* owner) {
@@ -615,6 +631,8 @@ bool Cluster::Arrive(int process, const Piece& piece, const char* name) {
   member.kept_bytes = piece.kept_bytes;
   const Shape shape = environment_.shape_of(signature, *member.group);
   if (shape.chosen.plan == nullptr) return false;
+  const bool is_ragged = signature.kind == Kind::kRaggedAllToAll;
+  if (is_ragged && piece.kept_bytes != RaggedSlot::Bytes(member.group->size())) return false;
   switch (environment_.table->JoinFromElsewhere(member, shape)) {
     case RecordTable::Arrival::kJoined:
     case RecordTable::Arrival::kFailedBefore:
@@ -644,25 +662,21 @@ Record* Cluster::BeginPiece(int process, const Piece& piece, const char* name, i
 
 // nullptr: it does not fit there.
 char* Cluster::Destination(const Piece& piece, Record* record, int64_t payload_bytes) {
-  const Signature& signature = record->signature;
-  const int64_t block_bytes = signature.count * DTypeSize(signature.dtype);
-  const int64_t begin = piece.block * block_bytes + piece.offset;
-  if (piece.offset < 0 || payload_bytes > block_bytes - piece.offset) return nullptr;
-  if (piece.destination >= record->members()) return nullptr;
+  if (piece.offset < 0 || piece.destination >= record->members()) return nullptr;
   const Slot& slot = record->slots()[piece.destination];
   if (piece.kind == BufferKind::kSource) {
     if (piece.destination != piece.member || slot.kept == nullptr) return nullptr;
-    const int64_t at = begin - slot.kept_begin;
+    const int64_t at = piece.offset - slot.kept_begin;
     if (at < 0 || payload_bytes > slot.kept_bytes - at) return nullptr;
     return static_cast<char*>(slot.kept) + at;
   }
   // Its owner has said that it is here, by a message that was sent after the
   // slot was filled.
   if (piece.kind != BufferKind::kResult || !slot.progress.Reached(kArrived) ||
-      slot.operation == nullptr || piece.block >= ResultBlocks(signature.kind, record->members())) {
+      slot.operation == nullptr || payload_bytes > slot.operation->result_bytes - piece.offset) {
     return nullptr;
   }
-  return static_cast<char*>(slot.result) + begin;
+  return static_cast<char*>(slot.result) + piece.offset;
 }
 
 void* Cluster::BeginSlice(int process, const void* header, uint32_t header_bytes,

@@ -93,6 +93,7 @@ class Cluster final : private Receiver {
 
  private:
   struct Piece;
+  struct Payload;
   // What is known of one other process.
   struct alignas(kCacheLine) Peer {
     Atomic<uint32_t> met;         // something was sent to it, or came from it
@@ -110,6 +111,7 @@ class Cluster final : private Receiver {
   void EndPoll() override;
   void Down(int process, const Status& status) override;
 
+  static Payload PayloadOf(const Operation& operation, const Step& step);
   void Tell(int process, const std::string& header);
   // What concerns whoever works together with this process: nothing heaps up for
   // those that never connect.

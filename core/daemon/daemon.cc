@@ -73,7 +73,7 @@ class Daemon::Machine {
   int64_t Count(const Step& step) const {
     if (record_.signature.kind != Kind::kRaggedAllToAll) return record_.signature.count;
     const BufferRef& source = operation_.fixed.list.refs[step.source_begin];
-    return slot_.ragged->recv_sizes[source.member] * record_.signature.count;
+    return slot_.ragged->recv_sizes()[source.member] * record_.signature.count;
   }
 
   bool Reduce(const Step& step, int64_t begin, int64_t end) {
@@ -113,11 +113,16 @@ class Daemon::Machine {
     return true;
   }
 
-  // Whether the index arrays of all members fit this member's and the buffers.
+  // Whether the index arrays fit each other and the buffers, where rows come to this
+  // member and, as other processes take what is sent to them, where it sends some.
   bool Check() {
     if (!BeginDataStep()) return false;
+    const int self = operation_.member;
     std::string fault;
-    for (int peer = 0; peer < record_.members() && fault.empty(); ++peer) fault = Fault(peer);
+    for (int peer = 0; peer < record_.members() && fault.empty(); ++peer) {
+      fault = Fault(peer, self);
+      if (fault.empty() && !record_.group->IsHere(peer)) fault = Fault(self, peer);
+    }
     EndDataStep();
     if (fault.empty()) return true;
     daemon_.environment_.table->Fail(
@@ -167,25 +172,26 @@ class Daemon::Machine {
   // Release: partner is the look in Record::Quiet.
   void EndDataStep() { slot_.in_data_step.StoreRelease(0); }
 
-  // What is wrong with the rows that a peer sends to this member; "": nothing.
-  std::string Fault(int peer) const {
-    const RaggedSlot& to = *slot_.ragged;
-    const RaggedSlot& from = *record_.slots()[peer].ragged;
-    const int self = operation_.member;
-    const int64_t rows = from.send_sizes[self];
+  // What is wrong with the rows that one member sends to another; "": nothing.
+  std::string Fault(int sender, int receiver) const {
+    const RaggedSlot& to = *record_.slots()[receiver].ragged;
+    const RaggedSlot& from = *record_.slots()[sender].ragged;
+    const int64_t rows = from.send_sizes()[receiver];
     const auto device = [this](int member) {
       return "device " + std::to_string(record_.group->members[member]);
     };
     const std::string sends =
-        device(peer) + " sends " + std::to_string(rows) + " rows to " + device(self);
+        device(sender) + " sends " + std::to_string(rows) + " rows to " + device(receiver);
     if (rows < 0) return sends;
-    if (rows != to.recv_sizes[peer]) {
-      return sends + ", whose recv_sizes has " + std::to_string(to.recv_sizes[peer]) + " for them";
+    const int64_t expected = to.recv_sizes()[sender];
+    if (rows != expected) {
+      return sends + ", whose recv_sizes has " + std::to_string(expected) + " for them";
     }
     const auto fits = [rows](int64_t offset, int64_t all) {
       return rows == 0 || (offset >= 0 && offset <= all - rows);
     };
-    const int64_t input = from.input_offsets[self], output = from.output_offsets[self];
+    const int64_t input = from.input_offsets()[receiver];
+    const int64_t output = from.output_offsets()[receiver];
     if (!fits(input, from.source_rows)) {
       return sends + " from row " + std::to_string(input) + " of its operand, which has " +
              std::to_string(from.source_rows) + " rows";
@@ -212,11 +218,11 @@ class Daemon::Machine {
     int64_t row = ref.block;  // of `count` elements
     switch (ref.kind) {
       case BufferKind::kSource:
-        if (ragged) row = slot.ragged->input_offsets[ref.block];
+        if (ragged) row = slot.ragged->input_offsets()[ref.block];
         return static_cast<char*>(const_cast<void*>(slot.source)) +
                (row * signature.count + element) * DTypeSize(signature.dtype);
       case BufferKind::kResult:
-        if (ragged) row = record_.slots()[ref.block].ragged->output_offsets[ref.member];
+        if (ragged) row = record_.slots()[ref.block].ragged->output_offsets()[ref.member];
         return static_cast<char*>(slot.result) +
                (row * signature.count + element) * DTypeSize(signature.dtype);
       case BufferKind::kScratch:

@@ -210,6 +210,9 @@ RecordTable::Arrival RecordTable::JoinFromElsewhere(const RemoteMember& member,
   slot.kept_begin = member.kept_begin;
   slot.kept_bytes = member.kept_bytes;
   if (member.kept_bytes > 0) slot.kept = buffers_->Allocate(member.kept_bytes);
+  if (member.signature.kind == Kind::kRaggedAllToAll) {
+    slot.ragged = static_cast<const RaggedSlot*>(slot.kept);
+  }
   // An address that is only used with offsets from kept_begin on.
   slot.source = reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(slot.kept) -
                                               static_cast<uintptr_t>(member.kept_begin));

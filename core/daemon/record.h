@@ -35,14 +35,24 @@
 
 namespace dfccl {
 
-// A member's part of a ragged exchange.
+// A member's part of a ragged exchange, in one piece with its index arrays, as it
+// also goes to other processes.
 struct RaggedSlot {
-  const int64_t* input_offsets;  // these four: an entry for each member
-  const int64_t* send_sizes;
-  const int64_t* output_offsets;
-  const int64_t* recv_sizes;
   int64_t source_rows;
   int64_t result_rows;
+  int64_t members;
+
+  // Each has an entry for each member.
+  const int64_t* input_offsets() const { return Array(0); }
+  const int64_t* send_sizes() const { return Array(1); }
+  const int64_t* output_offsets() const { return Array(2); }
+  const int64_t* recv_sizes() const { return Array(3); }
+  const int64_t* Array(int number) const {
+    return reinterpret_cast<const int64_t*>(this + 1) + number * members;
+  }
+  static int64_t Bytes(int members) {
+    return static_cast<int64_t>(sizeof(RaggedSlot) + 4 * members * sizeof(int64_t));
+  }
 };
 
 struct Record;

@@ -300,21 +300,14 @@ Operation* RuntimeImpl::Submit(const Submission& submission) {
 // Copies what a ragged exchange needs beside its source, and fills its result.
 const RaggedSlot* RuntimeImpl::TakeRagged(const RaggedPart& part, Operation* operation,
                                           void* result) {
-  const size_t entries = operation->group->members.size();
-  operation->ragged = buffers_.Allocate(sizeof(RaggedSlot) + 4 * entries * sizeof(int64_t));
-  auto* slot = new (operation->ragged) RaggedSlot;
+  const int members = operation->group->size();
+  operation->ragged = buffers_.Allocate(RaggedSlot::Bytes(members));
+  auto* slot = new (operation->ragged) RaggedSlot{part.source_rows, part.result_rows, members};
   auto* index = reinterpret_cast<int64_t*>(slot + 1);
-  const auto take = [&](const std::vector<int64_t>& values) -> const int64_t* {
-    int64_t* begin = index;
-    index = std::copy_n(values.begin(), entries, begin);
-    return begin;
-  };
-  slot->input_offsets = take(part.input_offsets);
-  slot->send_sizes = take(part.send_sizes);
-  slot->output_offsets = take(part.output_offsets);
-  slot->recv_sizes = take(part.recv_sizes);
-  slot->source_rows = part.source_rows;
-  slot->result_rows = part.result_rows;
+  for (const auto* values :
+       {&part.input_offsets, &part.send_sizes, &part.output_offsets, &part.recv_sizes}) {
+    index = std::copy_n(values->begin(), members, index);
+  }
   if (part.initial != result && operation->result_bytes > 0) {
     CopyBytes(result, part.initial, operation->result_bytes);
   }

@@ -65,7 +65,6 @@ std::vector<Output> OutputsOf(const PlanKey& key, int r) {
       }
       return outputs;
     case Kind::kAllToAll:
-    case Kind::kRaggedAllToAll:
       for (int p = 0; p < n; ++p) outputs.push_back({p, {Source(p, r)}});
       return outputs;
     case Kind::kPermute:
@@ -74,6 +73,8 @@ std::vector<Output> OutputsOf(const PlanKey& key, int r) {
         if (to == r) outputs.back().terms = {Source(from)};
       }
       return outputs;
+    case Kind::kRaggedAllToAll:
+      break;  // PlanRagged
   }
   return outputs;
 }
@@ -351,9 +352,54 @@ void PlanTwoShot(Plan* plan) {
   }
 }
 
+// Index arrays go ahead. When all are there, every member checks those that concern
+// it, and rows go straight to where they say.
+void PlanRagged(Plan* plan) {
+  const Placement& placement = *plan->key.placement;
+  const int n = plan->members;
+  for (int r = 0; r < n; ++r) {
+    const int own = placement.process[r];
+    const auto here = [&](int member) { return placement.process[member] == own; };
+    const auto each_other_process = [&](const auto& function) {
+      for (int i = 1; i < placement.processes; ++i) function((own + i) % placement.processes);
+    };
+    Program program(plan, r);
+    each_other_process([&](int process) {
+      const BufferRef indices = Source(r, n);
+      program.Send(process, indices, indices, {0, 1}, kArrived, /*last=*/false);
+    });
+    for (int s = 0; s < n; ++s) {
+      if (s != r) program.Wait(s, kArrived);
+    }
+    program.Check();
+    each_other_process([&](int process) {
+      std::vector<int> readers;
+      for (int s = 0; s < n; ++s) {
+        if (placement.process[s] == process) readers.push_back(s);
+      }
+      for (const int s : readers) {
+        const bool last = s == readers.back();
+        program.Send(process, Source(r, s), Result(s, r), {0, 1}, last ? kDelivered : 0, last);
+      }
+    });
+    bool has_peers = false;
+    for (int s = 0; s < n; ++s) {
+      if (!here(s)) continue;
+      program.Copy(Source(s, r), {Result(r, s)});
+      has_peers |= s != r;
+    }
+    if (has_peers) program.Signal();
+    for (int s = 0; s < n; ++s) {
+      if (s != r) program.Wait(s, here(s) ? kRead : kDelivered);
+    }
+    program.WaitForSends();
+  }
+}
+
 }  // namespace
 
 void PlanAcross(Plan* plan) {
+  if (plan->key.kind == Kind::kRaggedAllToAll) return PlanRagged(plan);
   if (plan->key.algorithm == Algorithm::kRendezvousTwoShot) return PlanTwoShot(plan);
   const Demand needs(plan->key);
   for (int r = 0; r < plan->members; ++r) ByNeed(plan, needs, r).Write();

@@ -136,7 +136,7 @@ PlanChoice PlanRules::Choose(const Signature& signature, int members,
   const Kind kind = signature.kind;
   const int64_t bytes = MessageBytes(signature, members);
   if (placement != nullptr) {
-    if (bytes <= kEagerBytes) return {Algorithm::kEager, 1};
+    if (bytes <= kEagerBytes && kind != Kind::kRaggedAllToAll) return {Algorithm::kEager, 1};
     return {kind == Kind::kAllReduce ? Algorithm::kRendezvousTwoShot : Algorithm::kRendezvous, 1};
   }
   for (const PlanRule& rule : rules_[static_cast<size_t>(kind)]) {

@@ -69,8 +69,9 @@ const char* AlgorithmName(Algorithm algorithm) {
 bool HasPlans(Kind kind, Algorithm algorithm, const Placement* placement) {
   switch (algorithm) {
     case Algorithm::kEager:
-    case Algorithm::kRendezvous:
       return placement != nullptr && kind != Kind::kRaggedAllToAll;
+    case Algorithm::kRendezvous:
+      return placement != nullptr;
     case Algorithm::kRendezvousTwoShot:
       return placement != nullptr && kind == Kind::kAllReduce;
     default:

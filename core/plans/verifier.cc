@@ -150,8 +150,13 @@ class Verifier {
       : plan_(plan),
         in_place_(in_place),
         n_(plan.members),
-        source_blocks_(Blocks(SourceBlocks(plan.key.kind, plan.members))),
-        result_blocks_(Blocks(ResultBlocks(plan.key.kind, plan.members))),
+        is_ragged_(plan.key.kind == Kind::kRaggedAllToAll),
+        // A ragged exchange moves a part of each source to a part of each result, as
+        // index arrays say, which are one more block.
+        source_blocks_(
+            Blocks(is_ragged_ ? plan.members + 1 : SourceBlocks(plan.key.kind, plan.members))),
+        result_blocks_(
+            Blocks(is_ragged_ ? plan.members : ResultBlocks(plan.key.kind, plan.members))),
         processes_(plan.key.placement == nullptr ? 1 : plan.key.placement->processes),
         expressions_(plan.members) {}
 
@@ -175,10 +180,7 @@ class Verifier {
  private:
   using Clock = std::vector<uint32_t>;
 
-  // A ragged exchange moves a part of each source to a part of each result.
-  uint32_t Blocks(int64_t regular) const {
-    return static_cast<uint32_t>(plan_.key.kind == Kind::kRaggedAllToAll ? plan_.members : regular);
-  }
+  static uint32_t Blocks(int64_t blocks) { return static_cast<uint32_t>(blocks); }
 
   struct Signalled {
     uint32_t value;
@@ -512,8 +514,9 @@ class Verifier {
       state.touched.resize(n_);
       const BufferRef from = plan_.refs[step.source_begin];
       const BufferRef to = plan_.refs[step.destination_begin];
+      const bool indices = is_ragged_ && from.block == n_;
       if (plan_.key.algorithm != Algorithm::kEager && IsTogether(plan_.key.kind, true) &&
-          !KnowsOf(member, step.member)) {
+          !indices && !KnowsOf(member, step.member)) {
         FaultAt(member, sender.next_step, "may heap up where nobody has come yet");
       }
       Touch(actor, from);
@@ -521,6 +524,9 @@ class Verifier {
       for (uint32_t chunk = step.chunk_begin; chunk < step.chunk_end; ++chunk) {
         const Expressions::Id value = Read(actor, At(from, chunk), from, chunk);
         Write(actor, At(step.member, to, chunk), to, chunk, value);
+      }
+      if (is_ragged_ && !indices && sender.checked == 0) {
+        FaultAt(member, sender.next_step, "comes before the member's check");
       }
       sender.sends.push_back(actor);
       sent_[{member, step.member}].push_back(actor);
@@ -599,8 +605,9 @@ class Verifier {
 
   void Check(int member) {
     MemberState& state = states_[member];
-    if (plan_.key.kind != Kind::kRaggedAllToAll) {
+    if (!is_ragged_) {
       FaultAt(member, state.next_step, "has nothing to check");
+      return;
     }
     if (state.checked != 0) FaultAt(member, state.next_step, "checks again");
     for (int peer = 0; peer < n_; ++peer) {
@@ -608,12 +615,17 @@ class Verifier {
         FaultAt(member, state.next_step,
                 "needs member " + std::to_string(peer) + ", which may not have arrived");
       }
+      const BufferRef indices{BufferKind::kSource, static_cast<uint16_t>(n_),
+                              static_cast<uint16_t>(peer)};
+      const int process = ProcessOf(member);
+      if (!IsKept(process, indices)) state.touched[peer] = EventOf(state.next_step);
+      Read(member, At(process, indices, 0), indices, 0);
     }
     state.checked = EventOf(state.next_step);
   }
 
   void Reduce(int member, const Step& step) {
-    if (plan_.key.kind == Kind::kRaggedAllToAll && states_[member].checked == 0) {
+    if (is_ragged_ && states_[member].checked == 0) {
       FaultAt(member, states_[member].next_step, "comes before the member's check");
     }
     const int process = ProcessOf(member);
@@ -905,13 +917,12 @@ class Verifier {
     signature.kind = plan_.key.kind;
     signature.root = plan_.key.root;
     signature.pairs = plan_.key.pairs;
-    const bool checks = plan_.key.kind == Kind::kRaggedAllToAll;
     const bool across = plan_.key.placement != nullptr;
     const bool may_leave =
         plan_.key.algorithm == Algorithm::kEager && !IsTogether(plan_.key.kind, across);
     for (int member = 0; member < n_; ++member) {
       const std::string name = "member " + std::to_string(member);
-      if (checks && states_[member].checked == 0) Fault(name + " checks nothing");
+      if (is_ragged_ && states_[member].checked == 0) Fault(name + " checks nothing");
       for (int peer = 0; peer < n_; ++peer) {
         const uint32_t known = states_[member].clock[peer];
         const std::string peer_name = "member " + std::to_string(peer);
@@ -920,7 +931,7 @@ class Verifier {
         if (met != needs && !(needs && may_leave)) {
           Fault(name + (met ? " waits, but not needs to, for " : " may finish before ") +
                 peer_name);
-        } else if (checks && known < states_[peer].checked) {
+        } else if (is_ragged_ && known < states_[peer].checked) {
           Fault(name + " may finish before " + peer_name + " has checked");
         }
       }
@@ -930,6 +941,7 @@ class Verifier {
   const Plan& plan_;
   const bool in_place_;
   const int n_;
+  const bool is_ragged_;
   const uint32_t source_blocks_;
   const uint32_t result_blocks_;
   const int processes_;

@@ -22,7 +22,8 @@
 // value. A member's own word is seen in its own process only. A wait for
 // kOwnSends is passed when so many of the member's sends have left its buffers.
 //
-// A kCheck step looks at what only run-time values of all members tell, and
+// A kCheck step looks at what only run-time values of all members tell (the index
+// arrays of a ragged exchange, which count as one more block of the source), and
 // fails the collective if it is wrong.
 #ifndef DFCCL_CORE_PROTOCOL_STEP_H_
 #define DFCCL_CORE_PROTOCOL_STEP_H_

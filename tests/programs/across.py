@@ -120,6 +120,99 @@ def grid():
         in_threads(jobs if RANK in (0, 3) else jobs[::-1], gap=0.1)
 
 
+def exchange_of(x, output, sizes, groups):
+    """The index arrays by which member r sends sizes[r, p] rows to p, packed, and what all get."""
+    begins = np.cumsum(sizes, 1) - sizes + 1
+    places, received = np.zeros_like(sizes), np.zeros_like(sizes)
+    right = output.copy()
+    for group in groups:
+        places[group] = np.cumsum(sizes[group], 0) - sizes[group] + 2
+        for k, member in enumerate(group):
+            received[member] = sizes[group, k]
+            for sender in group:
+                begin, place, rows = begins[sender, k], places[sender, k], sizes[sender, k]
+                right[member, place : place + rows] = x[sender, begin : begin + rows]
+    return [begins, sizes, places, received], right
+
+
+def ragged():
+    """Uneven exchanges: small, large and empty, in groups, packed, and by jax.lax."""
+    for count, division in ((count, d) for count in (1, 3000) for d in groups()):
+        size = len(division[0]) if division else N
+        sizes = np.random.default_rng(count).integers(0, 40, (N, size))
+        rows = 40 * size + 3
+        x, output = ranked((N, rows, count)), ranked((N, rows, count), seed=1)
+        indices, right = exchange_of(x, output, sizes, division or [list(range(N))])
+        options = {"axis_name": "i"} | ({"axis_index_groups": division} if division else {})
+        f = spmd(lambda *a, options=options: jax_dfccl.ragged_all_to_all(*a, **options))
+        for dtype in (np.float32, jnp.bfloat16, np.int8):
+            operands = [put(a.astype(dtype)) for a in (x, output)]
+            got = f(*operands, *map(put, indices))
+            check((count, division, dtype), got, right.astype(dtype))
+        with jax_dfccl.override_lax():
+            g = spmd(lambda *a, options=options: lax.ragged_all_to_all(*a, **options))
+            check(("lax", count, division), g(*map(put, (x, output, *indices))), right)
+
+    sizes = np.random.default_rng(7).integers(0, 4, (N, N))
+    x = ranked((N, 4 * N, 3))
+    f = spmd(lambda x, sizes: jax_dfccl.all_to_all_v(x, "i", sizes, rows=4 * N))
+    rows, received = f(put(x), put(sizes))
+    _, right = exchange_of(
+        np.roll(x, 1, 1), np.zeros((N, 4 * N + 2, 3), np.float32), sizes, [range(N)]
+    )
+    check("packed", rows, right[:, 2:])
+    check("received", received, sizes.T)
+    check("nothing", f(put(x), put(0 * sizes))[0], np.zeros_like(x))
+
+
+def ragged_orders():
+    """Exchanges in branches that disagree about their order, between devices of other processes."""
+    sizes = np.random.default_rng(4).integers(0, 9, (N, N))
+    x, output = ranked((N, 9 * N, 100)), ranked((N, 9 * N + 2, 100), seed=1)
+    indices, right = exchange_of(x, output, sizes, [list(range(N))])
+    _, doubled = exchange_of(2 * x, output, sizes, [list(range(N))])
+
+    def f(x, *rest):
+        def a(x):
+            return jax_dfccl.ragged_all_to_all(x, *rest, axis_name="i", name="a")
+
+        def b(x):
+            return jax_dfccl.ragged_all_to_all(2 * x, *rest, axis_name="i", name="b")
+
+        even = lax.axis_index("i") % 2 == 0
+        return lax.cond(even, lambda x: (a(x), b(x)), lambda x: (b(x), a(x))[::-1], x)
+
+    for _ in range(5):
+        got = spmd(f)(*map(put, (x, output, *indices)))
+        check("a", got[0], right)
+        check("b", got[1], doubled)
+
+
+def ragged_errors():
+    """Index arrays that do not fit: the same kind of error everywhere; then it works again."""
+    sizes = np.full((N, N), 2)
+    x, output = ranked((N, 2 * N + 1, 5)), ranked((N, 2 * N + 2, 5), seed=1)
+    indices, right = exchange_of(x, output, sizes, [list(range(N))])
+    f = spmd(lambda *a: jax_dfccl.ragged_all_to_all(*a, axis_name="i"))
+    first, last = 0, N - 1
+    device = [d.id for d in jax.devices()]
+    for array, value, match in (
+        (0, 1000, "from row 1000 of its operand"),
+        (1, -1, f"device {device[first]} sends -1 rows to device {device[last]}"),
+        (2, 1000, "to row 1000 of its output"),
+        (
+            3,
+            7,
+            f"device {device[last]} sends 2 rows to device {device[first]}, whose recv_sizes has 7",
+        ),
+    ):
+        wrong = [a.copy() for a in indices]
+        wrong[array][first, last] = value
+        text, seconds = error_of(lambda wrong=wrong: f(*map(put, (x, output, *wrong))))
+        assert match in text and "across.py" in text and seconds < PROMPT_S, (text, seconds)
+        check("after", f(*map(put, (x, output, *indices))), right)
+
+
 def unawaited():
     """Many steps in flight; the values of all."""
     f = spmd(lambda x, k: (jax_dfccl.all_reduce(x * k, "i"), jax_dfccl.all_gather(x + k, "i")))
@@ -273,7 +366,7 @@ def no_circle():
 
 main(
     [
-        *(kinds, bits, order, swap, grid, unawaited, late, shape, absent),
-        *(circle, ring, bystander, no_circle),
+        *(kinds, bits, order, ragged, ragged_orders, ragged_errors, swap, grid, unawaited),
+        *(late, shape, absent, circle, ring, bystander, no_circle),
     ]
 )

@@ -21,6 +21,12 @@ CASES = [
     ("bits", 2, 2),
     ("order", 2, 2),
     ("order", 4, 2),
+    ("ragged", 2, 1),
+    ("ragged", 2, 2),
+    ("ragged", 4, 2),
+    ("ragged_orders", 2, 2),
+    ("ragged_errors", 2, 1),
+    ("ragged_errors", 3, 2),
     ("swap", 2, 1),
     ("swap", 4, 1),
     ("grid", 4, 1),
@@ -40,6 +46,7 @@ CASES = [
     ("no_circle", 2, 1),
 ]
 TCP_CASES = [
+    ("ragged", 2, 2),
     ("kinds", 2, 2),
     ("order", 4, 2),
     ("unawaited", 2, 2),
