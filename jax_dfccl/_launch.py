@@ -90,7 +90,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ssh",
         default=SSH,
         metavar="COMMAND",
-        help=f"what to put before a host and the command to run there (default: {SSH})",
+        help=f"what to put before a host and the command to run there (default: {SSH}); if it "
+        "has a {host}, the host comes there",
     )
     parser.add_argument(
         "--coordinator",
@@ -226,6 +227,14 @@ def explicit_environment(options: Sequence[str], base: Mapping[str, str]) -> dic
             raise UsageError(f"--env {option}: not set here; give --env {name or 'NAME'}=VALUE")
         environment[name] = value if has_value else base[name]
     return environment
+
+
+def reach(ssh: str, host: str) -> list[str]:
+    """What comes before a shell command that is to run on a host."""
+    words = shlex.split(ssh)
+    if not any("{host}" in word for word in words):
+        return [*words, host]
+    return [word.replace("{host}", host) for word in words]
 
 
 class Output:
@@ -635,7 +644,7 @@ def launch(args: argparse.Namespace, base: Mapping[str, str]) -> int:
             if where.host is not None:
                 inherited = {name: x for name, x in base.items() if FORWARDED.match(name)}
                 remote = shlex.join([sys.executable, "-c", REMOTE_GUARD])
-                guard_command = [*shlex.split(args.ssh), where.host, f"exec {remote}"]
+                guard_command = [*reach(args.ssh, where.host), f"exec {remote}"]
             outputs = []
             for stream, log in zip((sys.stdout, sys.stderr), logs[rank], strict=True):
                 prefix = _prefix(rank, args, stream.isatty(), base)

@@ -209,11 +209,18 @@ def test_a_process_that_stands_still_ends_calls_at_their_limit(count, tmp_path):
 
 # Hosts --------------------------------------------------------------------------------------------
 
+# 1 % loss, 50 ms there and back, and packets that overtake each other.
+POOR = {"delay_s": 0.02, "jitter_s": 0.01, "loss": 0.01}
 
-def _on_two_hosts(hosts, program, case, *arguments, **variables):
-    address = f"{hosts.ADDRESSES[0]}:{20_000 + time.monotonic_ns() // 1000 % 10_000}"
-    prefixes = [hosts.prefix(rank // 2) for rank in range(4)]
-    options = {"address": address, "prefixes": prefixes, **variables}
+
+def _on_two_hosts(hosts, program, case, *arguments, address="", **variables):
+    """Four processes, two on each host."""
+    port = 20_000 + time.monotonic_ns() // 1000 % 10_000
+    options = {
+        "address": f"{address or hosts.links[0].addresses[0]}:{port}",
+        "prefixes": [hosts.prefix(rank // 2) for rank in range(4)],
+        **variables,
+    }
     return jobs.started(program, case, 4, 1, *arguments, **options)
 
 
@@ -225,11 +232,48 @@ def test_two_hosts(case):
         jobs.all_right(jobs.ends(job))
 
 
-@pytest.mark.parametrize("case", ["order", "unawaited"])
-def test_two_hosts_with_delay_and_loss(case):
+@pytest.mark.parametrize(
+    "case", ["order", "unawaited", *(pytest.param(c, marks=LONG) for c in ("kinds", "bits"))]
+)
+def test_two_hosts_with_delay_loss_and_reordering(case):
     with two_hosts() as hosts:
-        hosts.disturb("delay", "25ms", "loss", "1%")
+        hosts.disturb(**POOR)
         with _on_two_hosts(hosts, "across", case) as job:
+            jobs.all_right(jobs.ends(job))
+
+
+def test_training_over_a_poor_link_has_the_weights_of_one_process():
+    steps = "40"
+    jobs.all_right(alone := jobs.run("across_training", "train", 1, 4, steps))
+    with two_hosts() as hosts:
+        hosts.disturb(**POOR)
+        with _on_two_hosts(hosts, "across_training", "train", steps) as job:
+            jobs.all_right(ended := jobs.ends(job))
+    said = {line for _, text in (*alone, *ended) for line in text.splitlines() if "weights" in line}
+    assert len(said) == 1, said
+
+
+def test_processes_that_a_link_keeps_apart_for_a_while_are_only_late(tmp_path):
+    progress, steps = tmp_path / "progress", 500
+
+    def done() -> int:
+        return int((progress.read_text() if progress.exists() else "") or 0)
+
+    with two_hosts() as hosts:
+        hosts.disturb(delay_s=0.01)
+        arguments = (str(steps), str(progress))
+        with _on_two_hosts(hosts, "across_training", "train", *arguments) as job:
+            for host in (0, 1):
+                before, deadline = done(), time.monotonic() + jobs.LIMIT_S
+                while done() < before + 20:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.01)
+                hosts.links[0].disturb(host, cut=True)
+                time.sleep(0.5)
+                before = done()
+                time.sleep(1.5)
+                assert done() == before < steps
+                hosts.disturb(delay_s=0.01)
             jobs.all_right(jobs.ends(job))
 
 
@@ -247,8 +291,6 @@ def test_a_link_between_hosts_is_cut(way, tmp_path):
         while len(list(tmp_path.iterdir())) < 4:
             assert time.monotonic() < deadline and all(each.poll() is None for each in job)
             time.sleep(0.05)
-        if way == "both":
-            hosts.cut()
-        else:
-            hosts.cut_one_way(0 if way == "from the first" else 1)
+        for host in {"both": (0, 1), "from the first": (0,), "from the second": (1,)}[way]:
+            hosts.links[0].disturb(host, cut=True)
         jobs.all_right(jobs.ends(job))

@@ -394,6 +394,13 @@ def test_hosts(jobs, tmp_path, fake_ssh):
         assert all(secret not in (tmp_path / host).read_text() for host in ("me@one", "two"))
 
 
+def test_the_host_may_be_in_the_middle_of_what_reaches_it(jobs, fake_ssh):
+    way = f"env ON={{host}} {fake_ssh[1]} a-{{host}}"
+    status, out, err = jobs.run("--hosts", "one,two", "--ssh", way, LAUNCHED, "tell")
+    assert (status, err) == (0, "")
+    assert [one["environment"]["FAKE_HOST"] for one in told(out)] == ["a-one", "a-two"]
+
+
 def test_coordinator_of_hosts(jobs, fake_ssh):
     for option, address, bound in (
         ("10.1.2.3", r"10\.1\.2\.3:\d+", True),
