@@ -23,6 +23,7 @@ from between import (
     check,
     error_of,
     in_threads,
+    leave,
     main,
     mesh,
     put,
@@ -53,14 +54,7 @@ def _others_go_on() -> None:
 
 
 def _leave() -> None:
-    """Ends in order, process 0 after the others."""
-    (FOLDER / str(RANK)).touch()
-    deadline = time.monotonic() + 20
-    while RANK == 0 and len(list(FOLDER.glob("[0-9]"))) < PROCESSES - 1:
-        assert time.monotonic() < deadline, "the others do not end"
-        time.sleep(0.02)
-    time.sleep(0.3 if RANK == 0 else 0)
-    print("ends at", time.time(), flush=True)
+    leave(FOLDER, lambda: {LAST})
 
 
 def _survive(end, count=10) -> None:

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 
 import jax
@@ -99,6 +99,18 @@ def error_of(function) -> tuple[str, float]:
         return str(error), time.monotonic() - begin
     print("WRONG: no error", flush=True)
     os._exit(1)
+
+
+def leave(folder: Path, gone: Callable[[], Set[int]]) -> None:
+    """Ends in order, process 0 after all others that are not `gone`; each leaves a file."""
+    (folder / str(RANK)).touch()
+    deadline = time.monotonic() + 30
+    others = set(range(1, PROCESSES))
+    while RANK == 0 and not all((folder / str(rank)).exists() for rank in others - gone()):
+        assert time.monotonic() < deadline, "the others do not end"
+        time.sleep(0.02)
+    time.sleep(0.3 if RANK == 0 else 0)
+    print("ends at", time.time(), flush=True)
 
 
 def main(cases: list[Callable[[], None]]) -> None:

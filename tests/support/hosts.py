@@ -63,13 +63,17 @@ class Hosts:
         self.names = [f"dfccl-{os.getpid()}-{side}" for side in "ab"]
         self._stack = contextlib.ExitStack()
         self.links: list[Link] = []
-        for name in self.names:
-            _ip("netns", "add", name)
-            self._stack.callback(_ip, "netns", "delete", name)
-            _ip("-n", name, "link", "set", "lo", "up")
-        for number in range(links):
-            self.links.append(Link(number, self.names))
-            self._stack.callback(self.links[-1].remove)
+        try:
+            for name in self.names:
+                _ip("netns", "add", name)
+                self._stack.callback(_ip, "netns", "delete", name)
+                _ip("-n", name, "link", "set", "lo", "up")
+            for number in range(links):
+                self.links.append(Link(number, self.names))
+                self._stack.callback(self.links[-1].remove)
+        except BaseException:
+            self.remove()
+            raise
 
     def remove(self) -> None:
         self._stack.close()

@@ -19,6 +19,8 @@ import select
 import struct
 import sys
 import time
+from pathlib import Path
+from typing import BinaryIO
 
 TUN = "/dev/net/tun"
 MTU = 9000
@@ -76,14 +78,21 @@ class Direction:
         return self._under_way[0][0] if self._under_way else None
 
 
-def open_device(name: str, namespace: str) -> int:
-    """A TUN device in a network namespace of `ip netns`; this process enters it."""
+def _enter(namespace: BinaryIO) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    with open(f"/run/netns/{namespace}", "rb") as there:  # noqa: PTH123 - only its descriptor
-        if libc.setns(there.fileno(), _CLONE_NEWNET) != 0:
-            raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {namespace}")
-    device = os.open(TUN, os.O_RDWR | os.O_NONBLOCK)
-    fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI))
+    if libc.setns(namespace.fileno(), _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "cannot enter a network namespace")
+
+
+def open_device(name: str, namespace: str) -> int:
+    """A TUN device in a network namespace of `ip netns`."""
+    with Path("/proc/self/ns/net").open("rb") as home:
+        with Path(f"/run/netns/{namespace}").open("rb") as there:
+            _enter(there)
+        device = os.open(TUN, os.O_RDWR | os.O_NONBLOCK)
+        flags = struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI)
+        fcntl.ioctl(device, _TUNSETIFF, flags)
+        _enter(home)
     return device
 
 
