@@ -20,13 +20,27 @@ uint64_t HashMembers(const std::vector<int64_t>& members) {
   return hash.hi;
 }
 
+// See Placement::even_hosts.
+int EvenHosts(const std::vector<uint16_t>& process, const std::vector<uint16_t>& host) {
+  if (host.empty()) return 0;
+  const int hosts = 1 + *std::max_element(host.begin(), host.end());
+  const size_t each = process.size() / static_cast<size_t>(hosts);
+  if (hosts == 1 || each < 2 || each * static_cast<size_t>(hosts) != process.size()) return 0;
+  for (size_t r = 0; r < process.size(); ++r) {
+    if (host[process[r]] != r / each) return 0;
+  }
+  return hosts;
+}
+
 // Leaked, as groups are used by threads that may outlive static destructors.
 struct GroupTable {
   std::mutex mutex;
   std::map<std::vector<int64_t>, std::unique_ptr<Group>> groups;
-  std::map<std::vector<uint16_t>, std::unique_ptr<Placement>> placements;
+  std::map<std::pair<std::vector<uint16_t>, std::vector<uint16_t>>, std::unique_ptr<Placement>>
+      placements;
   int process = 0;
   std::unordered_map<int64_t, int> process_of;
+  std::vector<int> host_of;
 
   static GroupTable& Get() {
     static GroupTable& table = *new GroupTable;
@@ -38,13 +52,27 @@ struct GroupTable {
     return known == process_of.end() ? process : known->second;
   }
 
-  const Placement* Intern(const std::vector<uint16_t>& process) {
-    std::unique_ptr<Placement>& placement = placements[process];
+  const Placement* Intern(const std::vector<uint16_t>& process, const std::vector<uint16_t>& host) {
+    std::unique_ptr<Placement>& placement = placements[{process, host}];
     if (placement == nullptr) {
       const int processes = 1 + *std::max_element(process.begin(), process.end());
-      placement = std::make_unique<Placement>(Placement{process, processes});
+      placement = std::make_unique<Placement>(
+          Placement{process, host, processes, EvenHosts(process, host)});
     }
     return placement.get();
+  }
+
+  // Of processes of the job; empty: not known.
+  std::vector<uint16_t> HostsOf(const std::vector<int>& processes) const {
+    std::vector<int> met;
+    std::vector<uint16_t> numbers;
+    for (int process : processes) {
+      if (static_cast<size_t>(process) >= host_of.size()) return {};
+      const auto found = std::find(met.begin(), met.end(), host_of[process]);
+      numbers.push_back(static_cast<uint16_t>(found - met.begin()));
+      if (found == met.end()) met.push_back(host_of[process]);
+    }
+    return numbers;
   }
 
   void Place(Group* group) {
@@ -62,16 +90,16 @@ struct GroupTable {
     if (own != group->processes.end()) {
       group->here = static_cast<int>(own - group->processes.begin());
     }
-    group->placement = Intern(numbers);
+    group->placement = Intern(numbers, HostsOf(group->processes));
   }
 };
 
 }  // namespace
 
-const Placement* InternPlacement(std::vector<uint16_t> process) {
+const Placement* InternPlacement(std::vector<uint16_t> process, std::vector<uint16_t> host) {
   GroupTable& table = GroupTable::Get();
   std::lock_guard<std::mutex> lock(table.mutex);
-  return table.Intern(process);
+  return table.Intern(process, host);
 }
 
 const Group* InternGroup(const std::vector<int64_t>& members) {
@@ -87,11 +115,13 @@ const Group* InternGroup(const std::vector<int64_t>& members) {
   return group.get();
 }
 
-void SetTopology(int process, std::unordered_map<int64_t, int> process_of) {
+void SetTopology(int process, std::unordered_map<int64_t, int> process_of,
+                 std::vector<int> host_of) {
   GroupTable& table = GroupTable::Get();
   std::lock_guard<std::mutex> lock(table.mutex);
   table.process = process;
   table.process_of = std::move(process_of);
+  table.host_of = std::move(host_of);
 }
 
 int ProcessOf(int64_t device) {

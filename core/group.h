@@ -11,15 +11,19 @@
 
 namespace dfccl {
 
-// How the members of a group are spread over processes; the processes are
+// How the members of a group are spread over processes, and these over hosts; both are
 // numbered in the order in which the members meet them.
 struct Placement {
   std::vector<uint16_t> process;  // of each member
+  std::vector<uint16_t> host;     // of each process; empty: not known
   int processes = 1;
+  // Several hosts with equally many members, several each, one host after the other;
+  // else 0.
+  int even_hosts = 0;
 };
 
 // The one Placement with these entries in this process. Thread-safe; never freed.
-const Placement* InternPlacement(std::vector<uint16_t> process);
+const Placement* InternPlacement(std::vector<uint16_t> process, std::vector<uint16_t> host = {});
 
 struct Group {
   std::vector<int64_t> members;
@@ -46,8 +50,10 @@ struct Group {
 const Group* InternGroup(const std::vector<int64_t>& members);
 
 // Tells, before groups are made that reach into other processes, which process
-// of the job this one is, and which each global device id belongs to.
-void SetTopology(int process, std::unordered_map<int64_t, int> process_of);
+// of the job this one is, which each global device id belongs to, and which processes
+// share a host (equal numbers; by process; empty: not known). Equal in all processes.
+void SetTopology(int process, std::unordered_map<int64_t, int> process_of,
+                 std::vector<int> host_of = {});
 // Of a global device id; this one, if it was not told.
 int ProcessOf(int64_t device);
 

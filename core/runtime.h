@@ -123,13 +123,14 @@ class Runtime {
   virtual void Abandon(int64_t device, uint64_t program, uint64_t launch, const Status& status) = 0;
 
   // Where there are several processes: which one this is, and where all devices
-  // are. Once, before groups are made that reach into others. A process behind a
-  // network that is silent for `peer_timeout_ns` is lost; 0: never.
+  // and processes are (see SetTopology). Once, before groups are made that reach into
+  // others. A process behind a network that is silent for `peer_timeout_ns` is lost;
+  // 0: never.
   virtual Status JoinCluster(int process, std::unordered_map<int64_t, int> process_of,
-                             int64_t peer_timeout_ns) = 0;
-  // A connected, authenticated socket to another process, and memory that both
-  // share, or -1 (core/transport/transport.h). Both are the runtime's from here on.
-  virtual Status AddLink(int process, int socket, int memory) = 0;
+                             std::vector<int> host_of, int64_t peer_timeout_ns) = 0;
+  // Connected, authenticated sockets to another process, and memory that both share,
+  // or -1 (core/transport/transport.h). All are the runtime's from here on.
+  virtual Status AddLink(int process, const std::vector<int>& sockets, int memory) = 0;
   // A descriptor that becomes readable when the runtime, stuck, wants to know how
   // many threads of the user there are, and the answer to that.
   virtual int ThreadsQuestion() = 0;

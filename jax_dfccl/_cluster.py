@@ -33,7 +33,7 @@ import jax
 from jax_dfccl import _address, _compat, _handshake
 from jax_dfccl._address import Address, AddressError
 from jax_dfccl._config import ClusterConfig
-from jax_dfccl._handshake import Greeting, HandshakeError, Identity, Transport, Verdict
+from jax_dfccl._handshake import Greeting, HandshakeError, Hello, Identity, Transport, Verdict
 
 PLATFORM = "cpu"
 
@@ -64,16 +64,22 @@ class Store(Protocol):
         """Sets a value."""
         ...
 
+    def below(self, folder: str) -> dict[str, str]:
+        """All that begin with `folder` and a slash, by what comes after it."""
+        ...
+
 
 class Runtime(Protocol):
     """What gets the connections: `_core`."""
 
-    def cluster_join(self, process: int, process_of: dict[int, int], peer_timeout_s: float) -> None:
-        """This process's index, each global device's process, how long one may be silent."""
+    def cluster_join(
+        self, process: int, process_of: dict[int, int], host_of: list[int], peer_timeout_s: float
+    ) -> None:
+        """This process's index, each device's process, each process's host, the time limit."""
         ...
 
-    def cluster_link(self, process: int, socket: int, memory: int) -> None:
-        """A connection to a process; takes over both descriptors. memory -1: none."""
+    def cluster_link(self, process: int, sockets: list[int], memory: int) -> None:
+        """Connections to a process; takes over all descriptors. memory -1: none."""
         ...
 
     def cluster_down(self, process: int, reason: str) -> None:
@@ -106,6 +112,10 @@ class _Peer:
     address: Address | None = None
     known: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)  # address is there
     connecting: asyncio.Task | None = None
+    # The connections beyond the first that it makes, by number, and the last of them.
+    more: dict[int, socket.socket] = dataclasses.field(default_factory=dict)
+    complete: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    sockets: int = 1  # as many as there are to be
 
     def __str__(self) -> str:
         host = self.address.host if self.address else "an unknown host"
@@ -130,6 +140,29 @@ def _key(process: int) -> str:
 
 
 _SECRET_KEY = "jax_dfccl/secret"
+_HOSTS_KEY = "jax_dfccl/host"
+
+
+def publish_host() -> None:
+    """Says which host this process is on, before JAX's CPU client exists.
+
+    JAX makes that client in all processes together. So whoever has one finds the same hosts as all
+    others do, at once, and chooses the same plans: those of all processes that have said it.
+    """
+    found, machine = _compat.key_value_store(), _address.machine()
+    if found is not None and machine:
+        with contextlib.suppress(RuntimeError):
+            found[0].add(f"{_HOSTS_KEY}/{_compat.process_id()}", machine)
+
+
+def _hosts(store: Store, processes: Iterable[int]) -> list[int]:
+    """A number for each process's host; empty if one has not said it."""
+    said = store.below(_HOSTS_KEY)
+    try:
+        machines = [said[str(process)] for process in sorted(processes)]
+    except KeyError:
+        return []
+    return [machines.index(machine) for machine in machines]
 
 
 class Cluster:
@@ -173,6 +206,7 @@ class Cluster:
             secrets.token_bytes(_handshake.INCARNATION_BYTES),
             self._job_secret(),
             config.ring_bytes,
+            config.sockets,
         )
         uses_unix = config.transport != "tcp" and bool(machine)
         self._address = Address(
@@ -198,7 +232,8 @@ class Cluster:
                     "connect to a process that was restarted: start the job anew",
                     process,
                 )
-            runtime.cluster_join(process, process_of, config.peer_timeout_s)
+            hosts = _hosts(store, self._indices)
+            runtime.cluster_join(process, process_of, hosts, config.peer_timeout_s)
         except BaseException:
             for listener in self._listeners:
                 listener.close()
@@ -420,24 +455,27 @@ class Cluster:
             await asyncio.sleep(delay * random.uniform(1, 2))
             delay = min(2 * delay, _LAST_DELAY_S)
 
-    async def _attempt(self, peer: _Peer, route: _Route) -> None:
+    async def _greet(
+        self, peer: _Peer, route: _Route, connection: socket.socket, number: int = 0
+    ) -> Greeting:
+        """Connects, and hears who is there."""
         assert peer.address is not None
+        connection.setblocking(False)
+        async with asyncio.timeout(_HANDSHAKE_S):
+            if route.transport is Transport.UNIX:
+                connection.connect(route.target)  # at once, or never
+                _check_user(connection)
+            else:
+                await self._loop.sock_connect(connection, route.target)
+                _tune(connection)
+            return await _handshake.greet_acceptor(
+                *(connection, self._me, route.transport),
+                *(peer.process, peer.address.incarnation, number),
+            )
+
+    async def _attempt(self, peer: _Peer, route: _Route) -> None:
         with socket.socket(route.family, socket.SOCK_STREAM) as connection:
-            connection.setblocking(False)
-            async with asyncio.timeout(_HANDSHAKE_S):
-                if route.transport is Transport.UNIX:
-                    connection.connect(route.target)  # at once, or never
-                    _check_user(connection)
-                else:
-                    await self._loop.sock_connect(connection, route.target)
-                    _tune(connection)
-                greeting = await _handshake.greet_acceptor(
-                    connection,
-                    self._me,
-                    route.transport,
-                    peer.process,
-                    peer.address.incarnation,
-                )
+            greeting = await self._greet(peer, route, connection)
             if peer.phase is not _Phase.APART:
                 return
             peer.phase = _Phase.OFFERED
@@ -457,7 +495,8 @@ class Cluster:
                 return
             if verdict is Verdict.ACCEPTED:
                 peer.phase = _Phase.LINKED
-                await self._link(peer, connection, route.transport, greeting)
+                more = self._make_more(peer, route, greeting.terms().sockets)
+                await self._link(peer, connection, route.transport, greeting, more)
             else:
                 self._down(peer, f"{peer} {_REFUSALS[verdict]}")
 
@@ -505,9 +544,13 @@ class Cluster:
                     self._drop(transport, "too many at a time")
                 raise
             self._half_open.pop(asyncio.current_task(self._loop), None)  # type: ignore[arg-type]
+            if hello.number > 0:
+                await self._take_one_more(peer, connection, hello, greeting)
+                return
             verdict = self._judge(peer, hello.incarnation)
             if verdict is Verdict.ACCEPTED:
                 peer.phase = _Phase.LINKED
+                peer.sockets = greeting.terms().sockets if transport is Transport.TCP else 1
             try:
                 await _handshake.answer(connection, self._me, greeting, verdict)
             except OSError as error:
@@ -515,7 +558,57 @@ class Cluster:
                     self._down(peer, f"{peer} closed its connection ({_said(error)})")
                 return
             if verdict is Verdict.ACCEPTED:
-                await self._link(peer, connection, transport, greeting)
+                await self._link(peer, connection, transport, greeting, self._await_more(peer))
+
+    async def _take_one_more(
+        self, peer: _Peer, connection: socket.socket, hello: Hello, greeting: Greeting
+    ) -> None:
+        """A connection beyond the first."""
+        assert peer.address is not None
+        if (
+            peer.phase is not _Phase.LINKED
+            or peer.address.incarnation != hello.incarnation
+            or peer.complete.is_set()
+            or hello.number in peer.more
+            or hello.number >= peer.sockets
+        ):
+            self._drop(Transport.TCP, "nobody waits for a further connection of its number")
+            return
+        peer.more[hello.number] = connection.dup()
+        try:
+            await _handshake.answer(connection, self._me, greeting, Verdict.ACCEPTED)
+        except OSError as error:
+            self._down(peer, f"{peer} closed its connection ({_said(error)})")
+        if len(peer.more) == peer.sockets - 1:
+            peer.complete.set()
+
+    async def _await_more(self, peer: _Peer) -> list[socket.socket]:
+        """The connections beyond the first that the initiator makes."""
+        try:
+            if peer.sockets > 1:
+                await peer.complete.wait()
+        except BaseException:
+            for connection in peer.more.values():
+                connection.close()
+            raise
+        finally:
+            peer.complete.set()
+        return [peer.more[number] for number in range(1, peer.sockets)]
+
+    async def _make_more(self, peer: _Peer, route: _Route, count: int) -> list[socket.socket]:
+        """Makes the connections beyond the first."""
+        more: list[socket.socket] = []
+        try:
+            for number in range(1, count):
+                more.append(socket.socket(route.family, socket.SOCK_STREAM))
+                greeting = await self._greet(peer, route, more[-1], number)
+                if await _handshake.offer(more[-1], self._me, greeting) is not Verdict.ACCEPTED:
+                    raise HandshakeError("it refuses a further connection")
+        except BaseException:
+            for connection in more:
+                connection.close()
+            raise
+        return more
 
     def _judge(self, peer: _Peer, incarnation: bytes) -> Verdict:
         assert peer.address is not None
@@ -535,23 +628,35 @@ class Cluster:
         return Verdict.ACCEPTED
 
     async def _link(
-        self, peer: _Peer, connection: socket.socket, transport: Transport, greeting: Greeting
+        self,
+        peer: _Peer,
+        connection: socket.socket,
+        transport: Transport,
+        greeting: Greeting,
+        more: Coroutine[Any, Any, list[socket.socket]],
     ) -> None:
-        """Gives a connection that both ends have agreed on to the runtime."""
+        """Gives a connection that both ends have agreed on to the runtime.
+
+        `more` gets those that TCP has beyond the first.
+        """
         self._ask(peer.process, False)
-        memory = -1
-        if transport is Transport.UNIX:
+        memory, sockets = -1, [connection]
+        with contextlib.closing(more):
             try:
                 async with asyncio.timeout(self._config.connect_timeout_s):
-                    memory = await _handshake.share_memory(
-                        connection,
-                        greeting.ring_bytes(),
-                        gives=self._me.process < peer.process,
-                    )
+                    if transport is Transport.UNIX:
+                        memory = await _handshake.share_memory(
+                            connection,
+                            greeting.terms().ring_bytes,
+                            gives=self._me.process < peer.process,
+                        )
+                    else:
+                        sockets += await more
             except (OSError, TimeoutError, HandshakeError) as error:
-                self._down(peer, f"{peer} and this process could not share memory: {_said(error)}")
+                what = "share memory" if transport is Transport.UNIX else "make all connections"
+                self._down(peer, f"{peer} and this process could not {what}: {_said(error)}")
                 return
-        self._runtime.cluster_link(peer.process, connection.detach(), memory)
+        self._runtime.cluster_link(peer.process, [each.detach() for each in sockets], memory)
 
     def _down(self, peer: _Peer, reason: str) -> None:
         peer.phase = _Phase.DOWN

@@ -125,8 +125,8 @@ def _hookable(module: Any, name: str) -> Any:
     return function
 
 
-def widen_launch_pool() -> None:
-    """Makes the CPU client that JAX has yet to create launch programs from more threads.
+def prepare_cpu_client(before: Callable[[], None]) -> None:
+    """Calls `before` when JAX makes its CPU client, and makes that launch from more threads.
 
     XLA:CPU runs the devices of a program on a pool of as many threads as there are devices, and
     each stays blocked until its device's part is finished. From 32 unfinished programs per device
@@ -145,6 +145,7 @@ def widen_launch_pool() -> None:
 
     @functools.wraps(make_client)
     def make_wider_client(*args: Any, **kwargs: Any) -> Any:
+        before()
         configured = xla_bridge.num_cpu_devices.value
         devices = configured if configured > 0 else _config.forced_cpu_devices()
         if devices == 1:  # launched on the calling thread
@@ -331,6 +332,11 @@ class KeyValueStore:
         """Sets a value."""
         self._client.key_value_set(key, value, allow_overwrite=True)
 
+    def below(self, folder: str) -> dict[str, str]:
+        """All that begin with `folder` and a slash, by what comes after it."""
+        found = self._client.key_value_dir_get(f"{folder}/")
+        return {key.rpartition("/")[2]: value for key, value in found}
+
 
 def key_value_store() -> tuple[KeyValueStore, str] | None:
     """The job's store and its coordinator's host:port; None without jax.distributed."""
@@ -338,3 +344,8 @@ def key_value_store() -> tuple[KeyValueStore, str] | None:
     if state.client is None:
         return None
     return KeyValueStore(state.client), state.coordinator_address or ""
+
+
+def process_id() -> int:
+    """This process's index in the job, also before there is a backend."""
+    return distributed.global_state.process_id

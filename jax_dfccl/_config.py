@@ -98,13 +98,14 @@ class Config:
             cycle_grace_s=_seconds(
                 env, "JAX_DFCCL_CYCLE_GRACE", cls.cycle_grace_s, zero_allowed=True
             ),
-            workers=_workers(env, cls.workers),
+            workers=_whole(env, "JAX_DFCCL_WORKERS", cls.workers, 0, 1024, " (0: one per core)"),
             plan=env.get("JAX_DFCCL_PLAN", cls.plan),
             tuning=env.get("JAX_DFCCL_TUNING", cls.tuning),
         )
 
 
 _LEAST_RING_BYTES, _MOST_RING_BYTES = 1 << 16, 1 << 30
+_MOST_SOCKETS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +118,7 @@ class ClusterConfig:
             address; "": the address by which this host reaches the coordinator.
         ring_bytes: JAX_DFCCL_RING_BYTES. Memory for what is under way between two processes of a
             host, per direction.
+        sockets: JAX_DFCCL_SOCKETS. How many TCP connections two processes share.
         connect_timeout_s: JAX_DFCCL_CONNECT_TIMEOUT. How long a process whose address is known
             may be unreachable before it counts as lost.
         peer_timeout_s: JAX_DFCCL_PEER_TIMEOUT. How long a process that is connected with TCP may
@@ -128,6 +130,7 @@ class ClusterConfig:
     transport: str = ""
     interface: str = ""
     ring_bytes: int = 2 << 20
+    sockets: int = 1
     connect_timeout_s: float = 60.0
     peer_timeout_s: float = 30.0
     job_secret: str = dataclasses.field(default="", repr=False)
@@ -143,6 +146,7 @@ class ClusterConfig:
             transport=transport,
             interface=env.get("JAX_DFCCL_INTERFACE", cls.interface),
             ring_bytes=_ring_bytes(env, cls.ring_bytes),
+            sockets=_whole(env, "JAX_DFCCL_SOCKETS", cls.sockets, 1, _MOST_SOCKETS),
             connect_timeout_s=_seconds(env, "JAX_DFCCL_CONNECT_TIMEOUT", cls.connect_timeout_s),
             peer_timeout_s=_seconds(
                 env, "JAX_DFCCL_PEER_TIMEOUT", cls.peer_timeout_s, zero_allowed=True
@@ -180,12 +184,14 @@ def _seconds(
     return seconds
 
 
-def _workers(env: Mapping[str, str], default: int) -> int:
-    text = env.get("JAX_DFCCL_WORKERS")
+def _whole(
+    env: Mapping[str, str], variable: str, default: int, least: int, most: int, meaning: str = ""
+) -> int:
+    text = env.get(variable)
     if text is None:
         return default
-    if not text.isascii() or not text.isdigit() or int(text) > 1024:
+    if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
         raise ValueError(
-            f"JAX_DFCCL_WORKERS={text!r}: must be a whole number from 0 (one per core) to 1024"
+            f"{variable}={text!r}: must be a whole number from {least} to {most}{meaning}"
         )
     return int(text)

@@ -48,18 +48,21 @@ def register_site(
 def begin_executable() -> None:
     """The next executable is about to be compiled or loaded; one at a time."""
 
-def cluster_join(process: int, process_of: dict[int, int], peer_timeout_s: float) -> None:
-    """Once: the index of this process, and the process of each global device id.
+def cluster_join(
+    process: int, process_of: dict[int, int], host_of: list[int], peer_timeout_s: float
+) -> None:
+    """Once: the index of this process, the process of each global device id, and the hosts.
 
-    Processes that are connected with TCP and silent for `peer_timeout_s` are lost; 0: never.
+    `host_of`: a number for the host of each process; empty: not known. Processes that are connected
+    with TCP and silent for `peer_timeout_s` are lost; 0: never.
     """
 
-def cluster_link(process: int, socket: int, memory: int) -> None:
-    """Connects a process; takes over both descriptors.
+def cluster_link(process: int, sockets: list[int], memory: int) -> None:
+    """Connects a process; takes over all descriptors.
 
-    The socket is a non-blocking stream with nothing unread. The memory (-1: none, and then it is
-    a TCP socket) is a file for two rings of the same size, that of the process with the smaller
-    index first, zero at the beginning.
+    The sockets are non-blocking streams with nothing unread, in the same order at both ends. The
+    memory (-1: none, and then they are TCP sockets) is a file for two rings of the same size, that
+    of the process with the smaller index first, zero at the beginning; there is one socket then.
     """
 
 def threads_question() -> int: ...

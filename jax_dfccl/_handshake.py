@@ -12,7 +12,9 @@ initiator proves first: a stranger who connects learns nothing that depends on t
 
 An acceptance is final: the acceptor never takes it back, and the initiator, once it has sent its
 proof, waits for it. If the connection is AF_UNIX the process with the smaller index then passes a
-memory file, and the other one acknowledges it. After that nothing is left unread in the socket.
+memory file, and the other one acknowledges it. If it is TCP the initiator makes as many more as
+there are to be, with a handshake each, in which it says the number of the connection. After that
+nothing is left unread in the sockets.
 """
 
 import array
@@ -27,13 +29,14 @@ import secrets
 import socket
 import struct
 
-VERSION = 1
+VERSION = 2
 INCARNATION_BYTES = 16
 
 _MAGIC = b"jaxdfccl"
 _NONCE_BYTES = 32
-# magic, version, role, transport, process, peer, incarnation, peer's incarnation, ring, nonce
-_HELLO = struct.Struct(f"<8sHBBII{INCARNATION_BYTES}s{INCARNATION_BYTES}sQ{_NONCE_BYTES}s")
+# magic, version, role, transport, process, peer, incarnation, peer's incarnation, ring, sockets,
+# number, nonce
+_HELLO = struct.Struct(f"<8sHBBII{INCARNATION_BYTES}s{INCARNATION_BYTES}sQBB{_NONCE_BYTES}s")
 _PROOF_BYTES = hashlib.sha256().digest_size
 _VERDICT = struct.Struct("<B")
 _ANYONE = 0xFFFFFFFF  # the acceptor does not know yet who has connected
@@ -77,11 +80,25 @@ class Identity:
     incarnation: bytes
     secret: bytes = dataclasses.field(repr=False)
     ring_bytes: int
+    sockets: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Hello:
-    """What an end says of itself. `peer` and its incarnation: whom it believes to speak to."""
+    """What an end says of itself.
+
+    Attributes:
+        role: Which end it is.
+        transport: What kind of connection it takes this for.
+        process: Its index.
+        peer: Whom it believes to speak to.
+        incarnation: Which process it is.
+        peer_incarnation: Which process it believes to speak to.
+        ring_bytes: How large it wants rings to be.
+        sockets: How many TCP connections it wants.
+        number: Which of them this is; the acceptor does not know.
+        nonce: Random.
+    """
 
     role: Role
     transport: Transport
@@ -90,6 +107,8 @@ class Hello:
     incarnation: bytes
     peer_incarnation: bytes
     ring_bytes: int
+    sockets: int
+    number: int
     nonce: bytes
 
     def pack(self) -> bytes:
@@ -122,10 +141,10 @@ class Greeting:
         text = b"".join((role.name.encode(), self.acceptor, self.initiator, verdict))
         return hmac.digest(secret, text, "sha256")
 
-    def ring_bytes(self) -> int:
-        """How large a ring is: what the process with the smaller index wants."""
+    def terms(self) -> Hello:
+        """What counts where the two ends want different things: the smaller index's hello."""
         ends = map(Hello.unpack, (self.acceptor, self.initiator))
-        return min(ends, key=lambda hello: hello.process).ring_bytes
+        return min(ends, key=lambda hello: hello.process)
 
 
 async def _receive(connection: socket.socket, size: int) -> bytes:
@@ -149,6 +168,7 @@ async def greet_acceptor(
     transport: Transport,
     peer: int,
     peer_incarnation: bytes,
+    number: int = 0,
 ) -> Greeting:
     """The initiator's first step: hears who the acceptor is. Nothing is promised yet."""
     data = await _receive(connection, _HELLO.size)
@@ -165,6 +185,8 @@ async def greet_acceptor(
         incarnation=me.incarnation,
         peer_incarnation=peer_incarnation,
         ring_bytes=me.ring_bytes,
+        sockets=me.sockets,
+        number=number,
         nonce=secrets.token_bytes(_NONCE_BYTES),
     )
     return Greeting(data, mine.pack())
@@ -193,6 +215,8 @@ async def greet_initiator(
         incarnation=me.incarnation,
         peer_incarnation=bytes(INCARNATION_BYTES),
         ring_bytes=me.ring_bytes,
+        sockets=me.sockets,
+        number=0,
         nonce=secrets.token_bytes(_NONCE_BYTES),
     ).pack()
     await _send(connection, mine)

@@ -229,4 +229,4 @@ for _name, _primitive in PRIMITIVES.items():
 
 # At import: a module's lowering has begun by the time the first rule runs.
 _passes.install(lambda index: call_info(index).source, _register_site, _begin_executable)
-_compat.widen_launch_pool()
+_compat.prepare_cpu_client(_cluster.publish_host)

@@ -127,21 +127,23 @@ void RegisterSite(int64_t program, int32_t site, std::string operation, std::str
   Runtime::Get().RegisterSite(static_cast<uint64_t>(program), site, std::move(info));
 }
 
-void JoinCluster(int process, std::unordered_map<int64_t, int> process_of, double peer_timeout_s) {
+void JoinCluster(int process, std::unordered_map<int64_t, int> process_of, std::vector<int> host_of,
+                 double peer_timeout_s) {
   const int64_t peer_timeout_ns = Nanoseconds(peer_timeout_s, "peer_timeout_s");
   Status status;
   {
     nb::gil_scoped_release release;
-    status = Runtime::Get().JoinCluster(process, std::move(process_of), peer_timeout_ns);
+    status = Runtime::Get().JoinCluster(process, std::move(process_of), std::move(host_of),
+                                        peer_timeout_ns);
   }
   if (!status.ok()) throw nb::value_error(status.message().c_str());
 }
 
-void AddLink(int process, int socket, int memory) {
+void AddLink(int process, const std::vector<int>& sockets, int memory) {
   Status status;
   {
     nb::gil_scoped_release release;
-    status = Runtime::Get().AddLink(process, socket, memory);
+    status = Runtime::Get().AddLink(process, sockets, memory);
   }
   if (!status.ok()) throw std::runtime_error(status.message());
 }
@@ -241,11 +243,11 @@ NB_MODULE(_core, m) {
         nb::arg("operation"), nb::arg("name"), nb::arg("source"), nb::arg("program_name"),
         nb::arg("after"), "Tells reports and errors what call `site` of `program` is.");
   m.def("cluster_join", &dfccl::JoinCluster, nb::arg("process"), nb::arg("process_of"),
-        nb::arg("peer_timeout_s"),
-        "Tells which process of a job this one is, which process has each global device, and how "
-        "long one may be silent. Once.");
-  m.def("cluster_link", &dfccl::AddLink, nb::arg("process"), nb::arg("socket"), nb::arg("memory"),
-        "Takes over a connected, authenticated socket to a process, and a shared memory file or "
+        nb::arg("host_of"), nb::arg("peer_timeout_s"),
+        "Tells which process of a job this one is, which process has each global device, which "
+        "host each process is on (empty: not known), and how long one may be silent. Once.");
+  m.def("cluster_link", &dfccl::AddLink, nb::arg("process"), nb::arg("sockets"), nb::arg("memory"),
+        "Takes over connected, authenticated sockets to a process, and a shared memory file or "
         "-1.");
   m.def(
       "threads_question", [] { return dfccl::Runtime::Get().ThreadsQuestion(); },

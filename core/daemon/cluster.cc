@@ -85,6 +85,12 @@ class Reader {
   bool ok_ = true;
 };
 
+// Of a buffer of that kind.
+int64_t ElementSize(const Signature& signature, BufferKind kind) {
+  return DTypeSize(kind == BufferKind::kScratch ? AccumulationType(signature.dtype)
+                                                : signature.dtype);
+}
+
 }  // namespace
 
 // The header of a piece of data, or of news of a member without data. The name
@@ -141,14 +147,14 @@ Status Cluster::Join(int process, int processes, int devices_here,
   return Status();
 }
 
-Status Cluster::AddLink(int process, int socket, int memory) {
+Status Cluster::AddLink(int process, const std::vector<int>& sockets, int memory) {
   // Acquire: partner is the release in Join.
   Transport* transport = joined_.LoadAcquire();
   if (transport == nullptr || process < 0 || static_cast<size_t>(process) >= peers_.size()) {
     return Status(StatusCode::kInvalidArgument,
                   "a link to process " + std::to_string(process) + " of an unknown job");
   }
-  return transport->AddLink(process, socket, memory);
+  return transport->AddLink(process, sockets, memory);
 }
 
 void Cluster::SetDown(int process, const Status& status) {
@@ -196,9 +202,10 @@ Cluster::Payload Cluster::PayloadOf(const Operation& operation, const Step& step
   const Slot& slot = *operation.slot;
   const BufferRef& from = list.refs[step.source_begin];
   const BufferRef& to = list.refs[step.destination_begin];
-  const auto* buffer =
-      static_cast<const char*>(from.kind == BufferKind::kSource ? slot.source : slot.result);
-  const int64_t size = DTypeSize(signature.dtype);
+  const auto* buffer = static_cast<const char*>(from.kind == BufferKind::kSource   ? slot.source
+                                                : from.kind == BufferKind::kResult ? slot.result
+                                                                                   : slot.scratch);
+  const int64_t size = ElementSize(signature, from.kind);
   const int64_t block_bytes = signature.count * size;
   if (signature.kind == Kind::kRaggedAllToAll) {
     const RaggedSlot& ragged = *slot.ragged;
@@ -672,11 +679,15 @@ char* Cluster::Destination(const Piece& piece, Record* record, int64_t payload_b
   }
   // Its owner has said that it is here, by a message that was sent after the
   // slot was filled.
-  if (piece.kind != BufferKind::kResult || !slot.progress.Reached(kArrived) ||
-      slot.operation == nullptr || payload_bytes > slot.operation->result_bytes - piece.offset) {
-    return nullptr;
-  }
-  return static_cast<char*>(slot.result) + piece.offset;
+  if (!slot.progress.Reached(kArrived) || slot.operation == nullptr) return nullptr;
+  const bool is_result = piece.kind == BufferKind::kResult;
+  if (!is_result && piece.kind != BufferKind::kScratch) return nullptr;
+  const int64_t bytes = is_result
+                            ? slot.operation->result_bytes
+                            : slot.operation->fixed.list.scratch_slots * record->signature.count *
+                                  ElementSize(record->signature, BufferKind::kScratch);
+  if (payload_bytes > bytes - piece.offset) return nullptr;
+  return static_cast<char*>(is_result ? slot.result : slot.scratch) + piece.offset;
 }
 
 void* Cluster::BeginSlice(int process, const void* header, uint32_t header_bytes,

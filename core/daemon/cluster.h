@@ -54,7 +54,7 @@ class Cluster final : private Receiver {
 
   // Once, before anything else.
   Status Join(int process, int processes, int devices_here, const TransportOptions& options);
-  Status AddLink(int process, int socket, int memory);
+  Status AddLink(int process, const std::vector<int>& sockets, int memory);
   void SetDown(int process, const Status& status);
   void Close();
 

@@ -125,9 +125,9 @@ class RuntimeImpl : public Runtime {
   void Release(Operation* operation) override { operation->daemon->Release(operation); }
   void Abandon(int64_t device, uint64_t program, uint64_t launch, const Status& status) override;
   Status JoinCluster(int process, std::unordered_map<int64_t, int> process_of,
-                     int64_t peer_timeout_ns) override;
-  Status AddLink(int process, int socket, int memory) override {
-    return cluster_.AddLink(process, socket, memory);
+                     std::vector<int> host_of, int64_t peer_timeout_ns) override;
+  Status AddLink(int process, const std::vector<int>& sockets, int memory) override {
+    return cluster_.AddLink(process, sockets, memory);
   }
   int ThreadsQuestion() override { return cluster_.question(); }
   void AnswerThreads(int threads) override { cluster_.AnswerThreads(threads); }
@@ -445,7 +445,7 @@ void RuntimeImpl::Collect(Operation* operation, void* destination) {
 }
 
 Status RuntimeImpl::JoinCluster(int process, std::unordered_map<int64_t, int> process_of,
-                                int64_t peer_timeout_ns) {
+                                std::vector<int> host_of, int64_t peer_timeout_ns) {
   int processes = process + 1;
   int devices_here = 0;
   for (const auto& [device, owner] : process_of) {
@@ -457,7 +457,7 @@ Status RuntimeImpl::JoinCluster(int process, std::unordered_map<int64_t, int> pr
                                                     " processes are more than " +
                                                     std::to_string(Transport::kMostProcesses));
   }
-  SetTopology(process, std::move(process_of));
+  SetTopology(process, std::move(process_of), std::move(host_of));
   TransportOptions options;
   options.silence_ns = peer_timeout_ns;
   return cluster_.Join(process, processes, devices_here, options);

@@ -396,11 +396,172 @@ void PlanRagged(Plan* plan) {
   }
 }
 
+// For hosts that follow each other in rank order, with m members each. On every host
+// one member has the same chunk: it folds that of its host's members onto the fold of
+// the hosts before, and hands it on; so a buffer goes once from each host to the next,
+// in pieces, and the results go the same way back. Within a host each member gets the
+// chunks of the others as in PlanTwoShot.
+class HostByHost {
+ public:
+  explicit HostByHost(Plan* plan)
+      : plan_(*plan),
+        placement_(*plan->key.placement),
+        hosts_(placement_.even_hosts),
+        each_(plan->members / hosts_),
+        pieces_(static_cast<uint32_t>(plan->key.chunks_per_member)),
+        chunks_(placement_.processes),
+        first_(placement_.processes, -1) {
+    plan_.chunk_count = static_cast<uint32_t>(each_) * pieces_;
+    plan_.scratch_slots = 1;
+    plan_.in_place = true;  // as in PlanTwoShot
+    for (int host = 0; host < hosts_; ++host) {
+      // Chunks in the order of processes, so that those of one are in one range.
+      std::vector<int> order;
+      for (int r = host * each_; r < (host + 1) * each_; ++r) order.push_back(r);
+      std::stable_sort(order.begin(), order.end(),
+                       [&](int a, int b) { return placement_.process[a] < placement_.process[b]; });
+      for (int r : order) {
+        const int process = placement_.process[r];
+        const uint32_t begin = Index(order, r) * pieces_;
+        if (first_[process] < 0) {
+          first_[process] = r;
+          chunks_[process].begin = begin;
+        }
+        chunks_[process].end = begin + pieces_;
+      }
+      place_.push_back(std::move(order));
+    }
+  }
+
+  void Write() {
+    for (int r = 0; r < plan_.members; ++r) Write(r);
+  }
+
+ private:
+  static uint32_t Index(const std::vector<int>& order, int r) {
+    return static_cast<uint32_t>(std::find(order.begin(), order.end(), r) - order.begin());
+  }
+
+  void Write(int r) {
+    constexpr uint32_t kFolded = kArrived + 1;  // in its own process
+    constexpr uint32_t kCopied = kArrived + 2;  // in its own process
+    constexpr uint32_t kResults = kDelivered + 1;
+    const int own = placement_.process[r];
+    const int host = r / each_;
+    const std::vector<int>& here = place_[host];
+    const uint32_t index = Index(here, r);
+    const bool last_host = host == hosts_ - 1;
+    const int before = host > 0 ? place_[host - 1][index] : -1;
+    const int after = last_host ? -1 : place_[host + 1][index];
+    const auto is_own = [&](int member) { return placement_.process[member] == own; };
+    const auto process_of = [&](int member) {
+      return member < 0 ? -1 : static_cast<int>(placement_.process[member]);
+    };
+    const auto piece = [&](uint32_t i) {
+      return ChunkRange{index * pieces_ + i, index * pieces_ + i + 1};
+    };
+    const ChunkRange mine = {index * pieces_, (index + 1) * pieces_};
+    std::vector<BufferRef> terms, results;
+    if (before >= 0) terms.push_back(Scratch(r, 0));
+    for (int s = host * each_; s < (host + 1) * each_; ++s) {
+      terms.push_back(Source(s));
+      if (is_own(s)) results.push_back(Result(s));
+    }
+    const bool has_peers = results.size() > 1;
+    const RefRange from = AddRefs(&plan_, terms);
+    const RefRange to =
+        AddRefs(&plan_, last_host ? results : std::vector<BufferRef>{Scratch(r, 0)});
+    std::vector<int> neighbours;  // the other processes of this host
+    for (int process = 0; process < placement_.processes; ++process) {
+      if (process != own && placement_.host[process] == host) neighbours.push_back(process);
+    }
+
+    Program program(&plan_, r);
+    for (int i = 1; i < placement_.processes; ++i) {
+      const int process = (own + i) % placement_.processes;
+      const bool more = placement_.host[process] == host || process == process_of(before) ||
+                        process == process_of(after);
+      program.Tell(process, kArrived, /*last=*/!more);
+    }
+    for (int process : neighbours) {
+      program.Wait(first_[process], kArrived);
+      program.Send(process, Source(r), Source(r), chunks_[process], kDelivered, /*last=*/false);
+    }
+    for (int s : here) {
+      if (s != r) program.Wait(s, is_own(s) ? kArrived : kDelivered);
+    }
+    for (uint32_t i = 0; i < pieces_; ++i) {
+      if (before >= 0) program.Wait(before, kDelivered + i);
+      program.Reduce(from, to, piece(i), /*finalize=*/last_host);
+      if (after >= 0) {
+        if (i == 0) program.Wait(after, kArrived);
+        program.Send(process_of(after), Scratch(r, 0), Scratch(after, 0), piece(i), kDelivered + i,
+                     i + 1 == pieces_);
+      } else {
+        SendBack(&program, r, before, piece(i), i);
+      }
+    }
+    if (after >= 0) {
+      for (uint32_t i = 0; i < pieces_; ++i) {
+        program.Wait(after, kDelivered + i);
+        if (before >= 0) SendBack(&program, r, before, piece(i), i);
+      }
+    }
+    if (has_peers) program.Signal();
+    for (int process : neighbours) {
+      program.Send(process, Result(r), Result(first_[process]), mine, kResults, /*last=*/true);
+    }
+    for (int s : here) {
+      if (s != r) program.Wait(s, is_own(s) ? kFolded : kResults);
+    }
+    if (has_peers) {
+      Copy(&program, r, here, last_host);
+      if (!last_host || r != first_[own]) program.Signal();
+      for (int s : here) {
+        if (s != r && is_own(s) && (!last_host || r == first_[own])) program.Wait(s, kCopied);
+      }
+    }
+    program.WaitForSends();
+  }
+
+  void SendBack(Program* program, int r, int before, ChunkRange piece, uint32_t i) {
+    program->Send(placement_.process[before], Result(r), Result(before), piece, kDelivered + i,
+                  i + 1 == pieces_);
+  }
+
+  // Into r's result what is in those of its process's members.
+  void Copy(Program* program, int r, const std::vector<int>& here, bool last_host) {
+    const int own = placement_.process[r];
+    const RefRange to = AddRefs(&plan_, {Result(r)});
+    const auto copy = [&](int s, ChunkRange range) {
+      if (range.begin == range.end) return;
+      program->Reduce(AddRefs(&plan_, {Result(s)}), to, range, /*finalize=*/false);
+    };
+    for (uint32_t i = 0; i < here.size() && !last_host; ++i) {
+      const int s = here[i];
+      if (s != r && placement_.process[s] == own) copy(s, {i * pieces_, (i + 1) * pieces_});
+    }
+    if (r == first_[own]) return;
+    copy(first_[own], {0, chunks_[own].begin});
+    copy(first_[own], {chunks_[own].end, plan_.chunk_count});
+  }
+
+  Plan& plan_;
+  const Placement& placement_;
+  const int hosts_;
+  const int each_;  // members of a host
+  const uint32_t pieces_;
+  std::vector<std::vector<int>> place_;  // by host: whose is the chunk of an index
+  std::vector<ChunkRange> chunks_;       // of a process's members
+  std::vector<int> first_;               // member of a process
+};
+
 }  // namespace
 
 void PlanAcross(Plan* plan) {
   if (plan->key.kind == Kind::kRaggedAllToAll) return PlanRagged(plan);
   if (plan->key.algorithm == Algorithm::kRendezvousTwoShot) return PlanTwoShot(plan);
+  if (plan->key.algorithm == Algorithm::kHostByHost) return HostByHost(plan).Write();
   const Demand needs(plan->key);
   for (int r = 0; r < plan->members; ++r) ByNeed(plan, needs, r).Write();
 }

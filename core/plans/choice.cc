@@ -17,7 +17,8 @@ constexpr int kTogetherNs = 26000;
 constexpr int kBytesPerNs = 40;
 constexpr int kThreads = 2;
 
-constexpr int kPieces = 8;  // of a chunk that is passed on in pieces
+constexpr int kPieces = 8;      // of a chunk that is passed on in pieces
+constexpr int kHostPieces = 4;  // the same, from host to host
 // Messages between processes up to this size go along with the news of a member.
 constexpr int64_t kEagerBytes = int64_t{64} << 10;
 
@@ -137,6 +138,9 @@ PlanChoice PlanRules::Choose(const Signature& signature, int members,
   const int64_t bytes = MessageBytes(signature, members);
   if (placement != nullptr) {
     if (bytes <= kEagerBytes && kind != Kind::kRaggedAllToAll) return {Algorithm::kEager, 1};
+    if (HasPlans(kind, Algorithm::kHostByHost, placement)) {
+      return {Algorithm::kHostByHost, kHostPieces};
+    }
     return {kind == Kind::kAllReduce ? Algorithm::kRendezvousTwoShot : Algorithm::kRendezvous, 1};
   }
   for (const PlanRule& rule : rules_[static_cast<size_t>(kind)]) {

@@ -62,6 +62,8 @@ const char* AlgorithmName(Algorithm algorithm) {
       return "rendezvous";
     case Algorithm::kRendezvousTwoShot:
       return "rendezvous_two_shot";
+    case Algorithm::kHostByHost:
+      return "host_by_host";
   }
   return "unknown";
 }
@@ -74,6 +76,8 @@ bool HasPlans(Kind kind, Algorithm algorithm, const Placement* placement) {
       return placement != nullptr;
     case Algorithm::kRendezvousTwoShot:
       return placement != nullptr && kind == Kind::kAllReduce;
+    case Algorithm::kHostByHost:
+      return placement != nullptr && kind == Kind::kAllReduce && placement->even_hosts > 0;
     default:
       if (placement != nullptr) return false;
   }
@@ -95,7 +99,7 @@ bool HasPlans(Kind kind, Algorithm algorithm, const Placement* placement) {
 
 int MostMembers(Kind kind, Algorithm algorithm) {
   if (algorithm == Algorithm::kEager || algorithm == Algorithm::kRendezvous ||
-      algorithm == Algorithm::kRendezvousTwoShot) {
+      algorithm == Algorithm::kRendezvousTwoShot || algorithm == Algorithm::kHostByHost) {
     return 256;  // their plans grow with the square of the members
   }
   if (algorithm == Algorithm::kRing || algorithm == Algorithm::kRecursiveDoubling) {

@@ -26,8 +26,9 @@ enum class Algorithm : uint8_t {
   kEager,              // data goes along with the news that a member has come
   kRendezvous,         // data goes when a reader has come, of movers into its result
   kRendezvousTwoShot,  // all_reduce: every member folds a share for all
+  kHostByHost,         // all_reduce: folds go from host to host, and results back
 };
-constexpr int kAlgorithmCount = 10;
+constexpr int kAlgorithmCount = 11;
 constexpr int kMaxPlanMembers = 64;  // of rings and recursive doubling
 // Waits for every member to reach kArrived + i are counted for i below this.
 constexpr uint32_t kCountedLevels = 2;
@@ -38,7 +39,7 @@ struct PlanKey {
   int members = 1;
   int root = 0;                          // for kinds that have one
   const Pairs* pairs = nullptr;          // for kPermute
-  int chunks_per_member = 1;             // pipelining of rings and chains
+  int chunks_per_member = 1;             // pipelining of rings, chains and hosts
   const Placement* placement = nullptr;  // nullptr: all in one process
 
   bool operator==(const PlanKey& other) const {

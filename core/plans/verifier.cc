@@ -352,11 +352,12 @@ class Verifier {
     }
     const BufferRef& from = plan_.refs[step.source_begin];
     const BufferRef& to = plan_.refs[step.destination_begin];
-    const bool reachable = to.kind == BufferKind::kSource ? to.member == member
-                                                          : to.kind == BufferKind::kResult &&
-                                                                ProcessOf(to.member) == step.member;
-    if (from.member != member || from.kind == BufferKind::kScratch || !reachable ||
-        step.chunk_begin >= step.chunk_end || step.chunk_end > plan_.chunk_count) {
+    // What was not rounded goes where it need not be.
+    const bool fits = (from.kind == BufferKind::kScratch) == (to.kind == BufferKind::kScratch);
+    const bool reachable =
+        to.kind == BufferKind::kSource ? to.member == member : ProcessOf(to.member) == step.member;
+    if (from.member != member || !fits || !reachable || step.chunk_begin >= step.chunk_end ||
+        step.chunk_end > plan_.chunk_count) {
       FaultAt(member, index, "not a piece of the member's own, or to no place that can get it");
       return false;
     }

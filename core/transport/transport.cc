@@ -65,24 +65,27 @@ class TransportImpl : public Transport, private Waker {
     close(epoll_);
   }
 
-  Status AddLink(int process, int socket, int memory) override {
+  Status AddLink(int process, const std::vector<int>& sockets, int memory) override {
     const auto refuse = [&](Status status) {
-      close(socket);
+      for (int socket : sockets) close(socket);
       if (memory >= 0) close(memory);
       return status;
     };
     if (process < 0 || process >= kMostProcesses || process == process_) {
       return refuse({StatusCode::kInvalidArgument, "no such process"});
     }
+    if (sockets.empty() || sockets.size() > (memory >= 0 ? 1 : kMostSockets)) {
+      return refuse({StatusCode::kInvalidArgument, "no such number of sockets"});
+    }
     if (stop_.LoadSeqCst() != 0) return refuse({StatusCode::kAborted, "the transport is closed"});
     std::unique_ptr<Wire> wire;
     if (memory >= 0) {
       Status status;
-      wire = RingWire::New(socket, memory, process_ < process, options_.slice_bytes, &status);
+      wire = RingWire::New(sockets[0], memory, process_ < process, options_.slice_bytes, &status);
       if (wire == nullptr) return refuse(status);
       close(memory);
     } else {
-      wire = std::make_unique<SocketWire>(socket, options_.slice_bytes, options_.silence_ns);
+      wire = std::make_unique<SocketWire>(sockets, options_.slice_bytes, options_.silence_ns);
     }
     Link* const link = LinkTo(process);
     if (!link->SetWire(std::move(wire), epoll_)) {

@@ -5,8 +5,10 @@
 #ifndef DFCCL_CORE_TRANSPORT_TRANSPORT_H_
 #define DFCCL_CORE_TRANSPORT_TRANSPORT_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "core/status.h"
 
@@ -62,6 +64,7 @@ struct TransportOptions {
 class Transport {
  public:
   static constexpr int kMostProcesses = 4096;
+  static constexpr size_t kMostSockets = 16;  // of a link
 
   // Starts the thread that polls when nobody else does. nullptr: there is no file
   // descriptor for it.
@@ -69,14 +72,15 @@ class Transport {
                                         const TransportOptions& options);
   virtual ~Transport() = default;
 
-  // Takes over a connected stream socket (AF_UNIX, or TCP) to `process`, on which
-  // nothing has been sent yet. `memory` >= 0: a memory file that both ends have
-  // mapped in common, so that data goes through rings in it and the socket is only
-  // doorbell and death bell; the end with the smaller process number uses the first
-  // half for what it sends. The file holds zeros, at least 64 KiB, and must not
-  // shrink (seal it). Both descriptors are the transport's then, also if this fails.
-  // Queued messages go out. Thread-safe.
-  virtual Status AddLink(int process, int socket, int memory) = 0;
+  // Takes over connected stream sockets (AF_UNIX, or TCP) to `process`, on which
+  // nothing has been sent yet; several, which both ends list in the same order, share
+  // large payloads. `memory` >= 0: a memory file that both ends have mapped in common,
+  // so that data goes through rings in it and the one socket is only doorbell and death
+  // bell; the end with the smaller process number uses the first half for what it
+  // sends. The file holds zeros, at least 64 KiB, and must not shrink (seal it). All
+  // descriptors are the transport's then, also if this fails. Queued messages go out.
+  // Thread-safe.
+  virtual Status AddLink(int process, const std::vector<int>& sockets, int memory) = 0;
 
   // Queues a message; before there is a link it waits for one. Messages to a
   // process with equal priority arrive in the order of their posts. Returns false,

@@ -67,6 +67,12 @@ def bits():
             check((dtype, count), f(put(x)), np.broadcast_to(right.astype(dtype), x.shape))
 
 
+def by_hosts():
+    """The same bits where the fold goes from host to host."""
+    bits()
+    assert "host_by_host" in str(jax_dfccl.report().as_dict())
+
+
 def order():
     """Branches that disagree about the order, between devices of other processes too."""
     for count in (1, 1024, 300_000):
@@ -366,7 +372,18 @@ def no_circle():
 
 main(
     [
-        *(kinds, bits, order, ragged, ragged_orders, ragged_errors, swap, grid, unawaited),
+        *(
+            kinds,
+            bits,
+            by_hosts,
+            order,
+            ragged,
+            ragged_orders,
+            ragged_errors,
+            swap,
+            grid,
+            unawaited,
+        ),
         *(late, shape, absent, circle, ring, bystander, no_circle),
     ]
 )

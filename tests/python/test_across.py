@@ -225,7 +225,8 @@ def _on_two_hosts(hosts, program, case, *arguments, address="", **variables):
 
 
 @pytest.mark.parametrize(
-    "case", ["order", *(pytest.param(case, marks=LONG) for case in ("kinds", "grid", "unawaited"))]
+    "case",
+    ["by_hosts", "order", *(pytest.param(c, marks=LONG) for c in ("kinds", "grid", "unawaited"))],
 )
 def test_two_hosts(case):
     with two_hosts() as hosts, _on_two_hosts(hosts, "across", case) as job:
@@ -233,7 +234,7 @@ def test_two_hosts(case):
 
 
 @pytest.mark.parametrize(
-    "case", ["order", "unawaited", *(pytest.param(c, marks=LONG) for c in ("kinds", "bits"))]
+    "case", ["unawaited", *(pytest.param(c, marks=LONG) for c in ("order", "kinds", "by_hosts"))]
 )
 def test_two_hosts_with_delay_loss_and_reordering(case):
     with two_hosts() as hosts:
@@ -277,20 +278,41 @@ def test_processes_that_a_link_keeps_apart_for_a_while_are_only_late(tmp_path):
             jobs.all_right(jobs.ends(job))
 
 
+@pytest.mark.parametrize("sockets", ["1", "4"])
+def test_two_hosts_by_ipv6(sockets):
+    with two_hosts() as hosts:
+        address = f"[{hosts.links[0].addresses_6[0]}]"
+        options = {"address": address, "JAX_DFCCL_SOCKETS": sockets}
+        with _on_two_hosts(hosts, "across", "order", **options) as job:
+            jobs.all_right(jobs.ends(job))
+
+
+CUTS = {"both": (0, 1), "from the first": (0,), "from the second": (1,)}
+
+
 @pytest.mark.parametrize(
-    "way", ["both", "from the first", pytest.param("from the second", marks=LONG)]
+    ("way", "variables"),
+    [
+        ("both", {}),
+        ("both", {"JAX_DFCCL_INTERFACE": "wire1"}),
+        ("both", {"JAX_DFCCL_SOCKETS": "3"}),
+        ("from the first", {}),
+        pytest.param("from the second", {}, marks=LONG),
+    ],
+    ids=["both", "interface", "sockets", "first", "second"],
 )
-def test_a_link_between_hosts_is_cut(way, tmp_path):
+def test_a_link_between_hosts_is_cut(way, variables, tmp_path):
+    """The link that is chosen: what goes over the other, as to the coordinator, passes."""
+    options = {**variables, **RECOVERABLE, "JAX_DFCCL_PEER_TIMEOUT": "3"}
     with (
-        two_hosts() as hosts,
-        _on_two_hosts(
-            hosts, "across_failing", "cut", str(tmp_path), **RECOVERABLE, JAX_DFCCL_PEER_TIMEOUT="3"
-        ) as job,
+        two_hosts(links=2) as hosts,
+        _on_two_hosts(hosts, "across_failing", "cut", str(tmp_path), **options) as job,
     ):
         deadline = time.monotonic() + jobs.LIMIT_S
         while len(list(tmp_path.iterdir())) < 4:
             assert time.monotonic() < deadline and all(each.poll() is None for each in job)
             time.sleep(0.05)
-        for host in {"both": (0, 1), "from the first": (0,), "from the second": (1,)}[way]:
-            hosts.links[0].disturb(host, cut=True)
+        chosen = hosts.links["JAX_DFCCL_INTERFACE" in variables]
+        for host in CUTS[way]:
+            chosen.disturb(host, cut=True)
         jobs.all_right(jobs.ends(job))

@@ -91,7 +91,7 @@ class Job:
         def both_ends() -> bool:
             for process, runtime in self.runtimes.items():
                 ends[process] = list(runtime.links)
-            linked = {process: [peer for peer, _, _ in links] for process, links in ends.items()}
+            linked = {process: [peer for peer, *_ in links] for process, links in ends.items()}
             assert all(len(set(peers)) == len(peers) for peers in linked.values())
             return all(process in linked[peer] for process in linked for peer in linked[process])
 
@@ -104,7 +104,7 @@ class Job:
 
     def families(self, process: int) -> dict[int, str]:
         links = self.runtimes[process].links
-        return {peer: connection.family.name for peer, connection, _ in links}
+        return {peer: connection.family.name for peer, connection, *_ in links}
 
     def close(self) -> None:
         for cluster, runtime in self.everything:
@@ -144,11 +144,12 @@ def pairs(processes: int) -> list[tuple[int, int]]:
         ({}, "AF_UNIX", set()),
         ({"machine": ""}, "AF_INET", {LOOPBACK}),
         ({"transport": "tcp"}, "AF_INET", {LOOPBACK}),
+        ({"transport": "tcp", "sockets": 3}, "AF_INET", {LOOPBACK}),
         ({"transport": "tcp", "interface": "::1"}, "AF_INET6", {LOOPBACK6}),
         ({"transport": "tcp", "interface": "lo"}, "AF_INET", {LOOPBACK, LOOPBACK6}),
         ({"transport": "tcp", "interface": "0.0.0.0"}, "AF_INET", {"00000000"}),
     ],
-    ids=["unix", "no_proc", "tcp", "address", "interface", "everywhere"],
+    ids=["unix", "no_proc", "tcp", "tcps", "address", "interface", "everywhere"],
 )
 def test_all_want_all(make_job, config, family, listens):
     before = listening()
@@ -380,7 +381,7 @@ def test_addresses_that_cannot_be_used(make_job, change, reason):
     assert re.search(f"process 1: .*{reason}", job.runtimes[0].down[1])
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"version": 1}'])
+@pytest.mark.parametrize("text", ["", "{}", "[]", "null", f'{{"version": {_handshake.VERSION}}}'])
 def test_addresses_that_are_none(text):
     with pytest.raises(AddressError, match="makes no sense"):
         Address.parse(text)
@@ -435,6 +436,8 @@ class Client:
             incarnation=bytes(16),
             peer_incarnation=acceptor.incarnation,
             ring_bytes=1 << 16,
+            sockets=1,
+            number=0,
             nonce=secrets.token_bytes(32),
         )
         text = dataclasses.replace(hello, **changes).pack()
@@ -490,11 +493,12 @@ STRANGERS = {
     "reflected": (say(lambda c: c.acceptor + bytes(PROOF_BYTES)), "as an initiator does"),
     "no proof": (wrong(secret="guess"), "does not know the job's secret"),
     "version": (say(lambda c: b"jaxdfccl\x63\0" + bytes(200)), "version 99"),
-    "role": (say(lambda c: b"jaxdfccl\x01\0\x07\x01" + bytes(200)), "7 is not a valid Role"),
+    "role": (say(lambda c: b"jaxdfccl\x02\0\x07\x01" + bytes(200)), "7 is not a valid Role"),
     "transport": (wrong(transport=9), "9 is not a valid Transport"),
     "other peer": (wrong(peer=2), "takes this process for another one"),
     "old peer": (wrong(peer_incarnation=bytes(16)), "takes this process for another one"),
     "own index": (wrong(process=0), "claims this process's own index"),
+    "number": (wrong(number=1), "nobody waits for a further connection"),
     "no index": (wrong(process=1234), "no process of its index"),
 }
 
@@ -612,8 +616,8 @@ def test_a_proof_covers_everything():
 @hypothesis.given(strategies.binary(max_size=HELLO_BYTES + PROOF_BYTES + 8), strategies.booleans())
 def test_no_bytes_of_a_stranger_are_taken(data, with_magic):
     if with_magic:
-        data = b"jaxdfccl\x01\x00" + data
-    me = Identity(0, b"0" * 16, SECRET.encode(), 1 << 16)
+        data = b"jaxdfccl\x02\x00" + data
+    me = Identity(0, b"0" * 16, SECRET.encode(), 1 << 16, 1)
 
     async def hear(connection):
         await _handshake.greet_initiator(connection, me, Transport.TCP)
@@ -629,6 +633,47 @@ def with_pair(act, hear) -> None:
         act(us, them)
         with pytest.raises(HandshakeError):
             asyncio.run(hear(us))
+
+
+def test_hosts_are_known_if_every_process_has_said_its(make_job):
+    job = make_job(3)
+    for process, machine in enumerate(("a", "b", "a")):
+        job.start(process)
+        assert job.runtimes[process].hosts == []
+        job.store.add(f"jax_dfccl/host/{process}", machine)
+    job.start(0)
+    assert job.runtimes[0].hosts == [0, 1, 0]
+
+
+# Several connections ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wanting", [0, 1])
+def test_the_smaller_index_says_how_many_connections(make_job, wanting):
+    job = make_job(2)
+    clusters = [job.start(i, transport="tcp", sockets=count) for i, count in enumerate((4, 2))]
+    clusters[wanting].want([1 - wanting])
+    job.wait_for_links(pairs(2))
+    job.check()  # both have them in the same order
+    for runtime in job.runtimes.values():
+        assert len(runtime.links[0][3]) == 3
+
+
+def test_a_process_that_does_not_make_all_connections_is_lost(make_job):
+    job = make_job(2)
+    job.start(0, transport="tcp", sockets=2, connect_timeout_s=0.5)
+    incarnation = job.start(1, transport="tcp")._me.incarnation
+    client, other, again = (Client(job, 0) for _ in range(3))
+    client.socket.sendall(client.speak(client.greet(), incarnation=incarnation))
+    assert client.verdict() is Verdict.ACCEPTED
+    # Neither another incarnation nor a number that there is not makes them complete.
+    for one, changes in ((other, {}), (again, {"incarnation": incarnation, "number": 2})):
+        one.socket.sendall(one.speak(one.greet(), **{"number": 1, **changes}))
+        assert one.is_dropped()
+    wait_until(lambda: job.runtimes[0].down)
+    assert "could not make all connections: no answer in time" in job.runtimes[0].down[1]
+    for one in (client, other, again):
+        one.socket.close()
 
 
 # Memory -------------------------------------------------------------------------------------------
@@ -711,12 +756,13 @@ def test_settings():
             "JAX_DFCCL_TRANSPORT": "tcp",
             "JAX_DFCCL_INTERFACE": "eth0",
             "JAX_DFCCL_RING_BYTES": "65536",
+            "JAX_DFCCL_SOCKETS": "3",
             "JAX_DFCCL_CONNECT_TIMEOUT": "1.5",
             "JAX_DFCCL_PEER_TIMEOUT": "2.5",
             "JAX_DFCCL_JOB_SECRET": SECRET,
         }
     )
-    assert config == ClusterConfig("tcp", "eth0", 65536, 1.5, 2.5, SECRET)
+    assert config == ClusterConfig("tcp", "eth0", 65536, 3, 1.5, 2.5, SECRET)
     assert SECRET not in repr(config)
 
 
@@ -728,6 +774,9 @@ def test_settings():
         ("JAX_DFCCL_RING_BYTES", "32768"),
         ("JAX_DFCCL_RING_BYTES", "2M"),
         ("JAX_DFCCL_RING_BYTES", str(1 << 31)),
+        ("JAX_DFCCL_SOCKETS", "0"),
+        ("JAX_DFCCL_SOCKETS", "17"),
+        ("JAX_DFCCL_SOCKETS", "-1"),
         ("JAX_DFCCL_CONNECT_TIMEOUT", "0"),
         ("JAX_DFCCL_CONNECT_TIMEOUT", "soon"),
     ],

@@ -35,8 +35,13 @@ class Store:
     def replace(self, key: str, value: str) -> None:
         self.values[key] = value
 
+    def below(self, folder: str) -> dict[str, str]:
+        start = f"{folder}/"
+        return {k.removeprefix(start): x for k, x in self.values.items() if k.startswith(start)}
 
-Link = tuple[int, socket.socket, int]  # a process, the connection to it, the memory or -1
+
+# A process, the first connection to it, the memory or -1, further connections.
+Link = tuple[int, socket.socket, int, list[socket.socket]]
 
 
 class Runtime:
@@ -44,14 +49,19 @@ class Runtime:
 
     def __init__(self) -> None:
         self.joined: list[tuple[int, dict[int, int]]] = []
+        self.hosts: list[int] = []
         self.links: list[Link] = []
         self.down: dict[int, str] = {}
 
-    def cluster_join(self, process: int, process_of: dict[int, int], peer_timeout_s: float) -> None:
+    def cluster_join(
+        self, process: int, process_of: dict[int, int], host_of: list[int], peer_timeout_s: float
+    ) -> None:
         self.joined.append((process, process_of))
+        self.hosts = host_of
 
-    def cluster_link(self, process: int, socket: int, memory: int) -> None:
-        self.links.append((process, _as_socket(socket), memory))
+    def cluster_link(self, process: int, sockets: list[int], memory: int) -> None:
+        first, *more = map(_as_socket, sockets)
+        self.links.append((process, first, memory, more))
 
     def threads_question(self) -> int:
         return os.eventfd(0)  # nothing is ever asked
@@ -64,28 +74,31 @@ class Runtime:
         self.down[process] = reason
 
     def linked(self) -> list[int]:
-        return sorted(process for process, _, _ in self.links)
+        return sorted(process for process, *_ in self.links)
 
     def close(self) -> None:
-        for _, connection, memory in self.links:
-            connection.close()
+        for _, connection, memory, more in self.links:
+            for each in (connection, *more):
+                each.close()
             if memory >= 0:
                 os.close(memory)
 
 
 def send(process: int, links: Iterable[Link]) -> None:
-    """Says to every peer who speaks to whom, by socket and by memory."""
-    for peer, connection, memory in links:
+    """Says to every peer who speaks to whom, by sockets and by memory."""
+    for peer, connection, memory, more in links:
         if memory >= 0:
             os.pwrite(memory, bytes([process + 1]), process)
-        connection.sendall(f"{process}>{peer}".encode())
+        for number, each in enumerate((connection, *more)):
+            each.sendall(f"{process}>{peer}/{number}".encode())
 
 
 def receive(process: int, links: Iterable[Link]) -> None:
     """Sees that each peer said so, and nothing before."""
-    for peer, connection, memory in links:
-        message = f"{peer}>{process}".encode()
-        assert connection.recv(len(message), socket.MSG_WAITALL) == message
+    for peer, connection, memory, more in links:
+        for number, each in enumerate((connection, *more)):
+            message = f"{peer}>{process}/{number}".encode()
+            assert each.recv(len(message), socket.MSG_WAITALL) == message
         if memory >= 0:
             assert os.pread(memory, 1, peer) == bytes([peer + 1])
 

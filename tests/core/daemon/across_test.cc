@@ -52,6 +52,7 @@ Wires Connect(int processes, bool shared_memory) {
 struct Job {
   int processes;
   int devices_each;
+  int hosts = 1;  // several: processes know of them
   int members() const { return processes * devices_each; }
 };
 
@@ -64,7 +65,11 @@ void Join(const Job& job, int self, const Wires& wires) {
   for (int device = 0; device < job.members(); ++device) {
     process_of[device] = device / job.devices_each;
   }
-  if (!Runtime::Get().JoinCluster(self, process_of, /*peer_timeout_ns=*/0).ok()) _exit(10);
+  std::vector<int> host_of;
+  for (int process = 0; process < job.processes && job.hosts > 1; ++process) {
+    host_of.push_back(process * job.hosts / job.processes);
+  }
+  if (!Runtime::Get().JoinCluster(self, process_of, host_of, /*peer_timeout_ns=*/0).ok()) _exit(10);
   for (const auto& [ends, wire] : wires) {
     const bool low = ends.first == self;
     if (!low && ends.second != self) {
@@ -75,7 +80,7 @@ void Join(const Job& job, int self, const Wires& wires) {
     }
     close(wire.socket[low ? 1 : 0]);
     const int peer = low ? ends.second : ends.first;
-    if (!Runtime::Get().AddLink(peer, wire.socket[low ? 0 : 1], wire.memory).ok()) _exit(11);
+    if (!Runtime::Get().AddLink(peer, {wire.socket[low ? 0 : 1]}, wire.memory).ok()) _exit(11);
   }
 }
 
@@ -141,8 +146,14 @@ std::vector<std::unique_ptr<Call>> CallsOf(int64_t device, const Job& job, int i
     for (int i = 0; i < job.members(); ++i) members[i] = i;
     std::shuffle(members.begin(), members.end(), random);
     members.resize(2 + random() % (job.members() - 1));
-    const Kind kind = kKinds[random() % std::size(kKinds)];
-    const int64_t count = random() % 8 == 0 ? 20'000 + random() % 9000 : random() % 600;
+    Kind kind = kKinds[random() % std::size(kKinds)];
+    int64_t count = random() % 8 == 0 ? 20'000 + random() % 9000 : random() % 600;
+    if (job.hosts > 1 && instance % 4 == 0) {  // goes from host to host
+      members.resize(job.members());
+      for (int i = 0; i < job.members(); ++i) members[i] = i;
+      kind = Kind::kAllReduce;
+      count = 20'000 + random() % 40'000;
+    }
     const int n = static_cast<int>(members.size());
     const int root = static_cast<int>(random() % n);
     const auto found = std::find(members.begin(), members.end(), device);
@@ -239,13 +250,16 @@ TEST_P(AcrossTest, RandomOrders) {
 std::string LayoutName(const testing::TestParamInfo<std::pair<Job, bool>>& info) {
   const Job& job = info.param.first;
   return std::to_string(job.processes) + "x" + std::to_string(job.devices_each) +
+         (job.hosts > 1 ? "_on" + std::to_string(job.hosts) : "") +
          (info.param.second ? "_rings" : "_sockets");
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, AcrossTest,
                          testing::Values(std::pair(Job{2, 1}, true), std::pair(Job{2, 1}, false),
                                          std::pair(Job{2, 2}, true), std::pair(Job{3, 2}, false),
-                                         std::pair(Job{4, 2}, true)),
+                                         std::pair(Job{4, 2}, true), std::pair(Job{4, 1, 2}, false),
+                                         std::pair(Job{4, 2, 2}, true),
+                                         std::pair(Job{6, 1, 3}, false)),
                          LayoutName);
 
 }  // namespace

@@ -94,22 +94,56 @@ inline std::set<const Placement*> Placements(int members) {
   return placements;
 }
 
+// Ways to spread so many members evenly over hosts, and there over processes.
+inline std::set<const Placement*> PlacementsOnHosts(int members) {
+  std::set<const Placement*> placements;
+  for (int each = 2; each <= members / 2; ++each) {
+    if (members % each != 0) continue;
+    const auto add = [&](auto process_of) {
+      std::vector<uint16_t> process, host;
+      std::vector<std::pair<int, int>> met;
+      for (int r = 0; r < members; ++r) {
+        const std::pair<int, int> own{r / each, process_of(r / each, r % each)};
+        auto found = std::find(met.begin(), met.end(), own);
+        process.push_back(static_cast<uint16_t>(found - met.begin()));
+        if (found != met.end()) continue;
+        met.push_back(own);
+        host.push_back(static_cast<uint16_t>(own.first));
+      }
+      placements.insert(InternPlacement(process, host));
+    };
+    add([](int, int) { return 0; });
+    add([](int, int i) { return i; });
+    add([](int, int i) { return i % 2; });
+    add([](int, int i) { return i / 2; });
+    add([](int host, int i) { return host % 2 == 0 ? i : 0; });
+    add([](int host, int i) { return (host + i) * i % 3; });
+  }
+  return placements;
+}
+
 // The same for groups that are spread over processes.
 inline std::vector<PlanKey> KeysAcross(int members) {
   std::vector<PlanKey> keys;
-  for (const Placement* placement : Placements(members)) {
+  std::set<const Placement*> placements = Placements(members);
+  placements.merge(PlacementsOnHosts(members));
+  for (const Placement* placement : placements) {
     for (int k = 0; k < kKindCount; ++k) {
       const auto kind = static_cast<Kind>(k);
       for (int a = 0; a < kAlgorithmCount; ++a) {
         const auto algorithm = static_cast<Algorithm>(a);
         if (!HasPlans(kind, algorithm, placement)) continue;
+        const bool by_hosts = algorithm == Algorithm::kHostByHost;
+        if (!by_hosts && placement->even_hosts > 0) continue;  // hosts don't matter there
         std::set<int> roots{0};
         if (HasRoot(kind)) roots.insert(members - 1);
         std::set<const Pairs*> pairs{nullptr};
         if (kind == Kind::kPermute) pairs = SomePairs(members);
         for (const int root : roots) {
           for (const Pairs* each : pairs) {
-            keys.push_back({kind, algorithm, members, root, each, 1, placement});
+            for (const int pieces : by_hosts ? std::vector<int>{1, 3} : std::vector<int>{1}) {
+              keys.push_back({kind, algorithm, members, root, each, pieces, placement});
+            }
           }
         }
       }

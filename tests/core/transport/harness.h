@@ -29,18 +29,19 @@
 namespace dfccl {
 
 // What a link may go over.
-enum class Over { kRing, kUnix, kTcp };
+enum class Over { kRing, kUnix, kTcp, kTcps };  // kTcps: three sockets
 
 inline const char* OverName(Over over) {
-  return over == Over::kRing ? "Ring" : over == Over::kUnix ? "Unix" : "Tcp";
+  static const char* const kNames[] = {"Ring", "Unix", "Tcp", "Tcps"};
+  return kNames[static_cast<int>(over)];
 }
 
 struct Ends {
-  int socket[2] = {-1, -1};
+  std::vector<int> sockets[2];
   int memory[2] = {-1, -1};
 };
 
-inline void ConnectTcp(int ends[2]) {
+inline void ConnectTcp(Ends* ends) {
   const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address = {};
   address.sin_family = AF_INET;
@@ -49,20 +50,22 @@ inline void ConnectTcp(int ends[2]) {
   ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), size), 0);
   ASSERT_EQ(listen(listener, 1), 0);
   ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
-  ends[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  ASSERT_EQ(connect(ends[0], reinterpret_cast<sockaddr*>(&address), size), 0);
-  ends[1] = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
-  ASSERT_GE(ends[1], 0);
+  ends->sockets[0].push_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(connect(ends->sockets[0].back(), reinterpret_cast<sockaddr*>(&address), size), 0);
+  ends->sockets[1].push_back(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+  ASSERT_GE(ends->sockets[1].back(), 0);
   close(listener);
 }
 
 inline Ends Connect(Over over, int64_t memory_bytes = 1 << 20) {
   Ends ends;
-  if (over == Over::kTcp) {
-    ConnectTcp(ends.socket);
+  if (over == Over::kTcp || over == Over::kTcps) {
+    for (int i = 0; i < (over == Over::kTcps ? 3 : 1); ++i) ConnectTcp(&ends);
     return ends;
   }
-  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.socket), 0);
+  int pair[2];
+  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+  for (int i = 0; i < 2; ++i) ends.sockets[i] = {pair[i]};
   if (over == Over::kRing) {
     ends.memory[0] = memfd_create("ring", MFD_CLOEXEC);
     EXPECT_EQ(ftruncate(ends.memory[0], memory_bytes), 0);
@@ -233,8 +236,8 @@ struct Node {
 };
 
 inline void Join(Node* a, Node* b, const Ends& ends) {
-  EXPECT_TRUE(a->transport->AddLink(b->process, ends.socket[0], ends.memory[0]).ok());
-  EXPECT_TRUE(b->transport->AddLink(a->process, ends.socket[1], ends.memory[1]).ok());
+  EXPECT_TRUE(a->transport->AddLink(b->process, ends.sockets[0], ends.memory[0]).ok());
+  EXPECT_TRUE(b->transport->AddLink(a->process, ends.sockets[1], ends.memory[1]).ok());
 }
 
 }  // namespace dfccl

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Latency and bandwidth between two processes of this machine, over rings and over
 // TCP, each with one thread that polls.
-// Usage: transport_benchmark [ring|tcp [bytes]]
+// Usage: transport_benchmark [ring|tcp [bytes [sockets]]]
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/mman.h>
@@ -50,9 +50,9 @@ class Sink : public dfccl::Receiver {
 
 class Side {
  public:
-  Side(int process, int socket, int memory)
+  Side(int process, const std::vector<int>& sockets, int memory)
       : peer_(1 - process), transport_(Transport::New(process, &sink_, {})) {
-    if (!transport_->AddLink(peer_, socket, memory).ok()) std::exit(1);
+    if (!transport_->AddLink(peer_, sockets, memory).ok()) std::exit(1);
   }
   void Send(int64_t bytes) {
     OutgoingMessage message;
@@ -131,12 +131,14 @@ void Run(Side* side, bool first, bool stream, int64_t bytes) {
   std::fflush(stdout);
 }
 
-void Connect(bool ring, int sockets[2], int* memory) {
+void Connect(bool ring, int count, std::vector<int> sockets[2], int* memory) {
   *memory = -1;
   if (ring) {
+    int pair[2];
     *memory = memfd_create("ring", MFD_CLOEXEC);
     if (*memory < 0 || ftruncate(*memory, kRingBytes) != 0) std::exit(1);
-    if (socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) != 0) std::exit(1);
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0) std::exit(1);
+    for (int i = 0; i < 2; ++i) sockets[i] = {pair[i]};
     return;
   }
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
@@ -145,25 +147,28 @@ void Connect(bool ring, int sockets[2], int* memory) {
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof(address);
   if (bind(listener, reinterpret_cast<sockaddr*>(&address), size) != 0 ||
-      listen(listener, 1) != 0 ||
+      listen(listener, count) != 0 ||
       getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
     std::exit(1);
   }
-  sockets[0] = socket(AF_INET, SOCK_STREAM, 0);
-  if (connect(sockets[0], reinterpret_cast<sockaddr*>(&address), size) != 0) std::exit(1);
-  sockets[1] = accept(listener, nullptr, nullptr);
+  for (int i = 0; i < count; ++i) {
+    sockets[0].push_back(socket(AF_INET, SOCK_STREAM, 0));
+    if (connect(sockets[0][i], reinterpret_cast<sockaddr*>(&address), size) != 0) std::exit(1);
+    sockets[1].push_back(accept(listener, nullptr, nullptr));
+  }
   close(listener);
 }
 
-void Measure(bool ring, const std::vector<int64_t>& sizes) {
-  int sockets[2], memory;
-  Connect(ring, sockets, &memory);
+void Measure(bool ring, int count, const std::vector<int64_t>& sizes) {
+  std::vector<int> sockets[2];
+  int memory;
+  Connect(ring, count, sockets, &memory);
   const pid_t child = fork();
   const bool first = child != 0;
-  close(sockets[first ? 1 : 0]);
+  for (int socket : sockets[first ? 1 : 0]) close(socket);
   {
     Side side(first ? 0 : 1, sockets[first ? 0 : 1], memory);
-    if (first) std::printf("%s\n", ring ? "rings" : "TCP");
+    if (first) std::printf("%s, %d socket(s)\n", ring ? "rings" : "TCP", count);
     side.transport().BeginPolling();
     PingPong(&side, first, 8, 1000);
     for (int64_t bytes : sizes) Run(&side, first, false, bytes);
@@ -180,7 +185,7 @@ int main(int argc, char** argv) {
   const std::string over = argc > 1 ? argv[1] : "";
   std::vector<int64_t> sizes = {8, 1 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20};
   if (argc > 2) sizes = {std::atoll(argv[2])};
-  if (over != "tcp") Measure(true, sizes);
-  if (over != "ring") Measure(false, sizes);
+  if (over != "tcp") Measure(true, 1, sizes);
+  if (over != "ring") Measure(false, argc > 3 ? std::atoi(argv[3]) : 1, sizes);
   return 0;
 }

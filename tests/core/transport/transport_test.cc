@@ -23,7 +23,8 @@ class TransportTest : public testing::TestWithParam<Over> {
   Node a{0}, b{1};
 };
 
-INSTANTIATE_TEST_SUITE_P(Over, TransportTest, testing::Values(Over::kRing, Over::kUnix, Over::kTcp),
+INSTANTIATE_TEST_SUITE_P(Over, TransportTest,
+                         testing::Values(Over::kRing, Over::kUnix, Over::kTcp, Over::kTcps),
                          [](const auto& info) { return OverName(info.param); });
 
 TEST_P(TransportTest, MessagesArriveInOrder) {
@@ -113,7 +114,7 @@ TEST_P(TransportTest, LargerPriorityFirstAndEqualInOrder) {
 TEST_P(TransportTest, UrgentOvertakesInTheMiddle) {
   const Ends ends = Connect(GetParam(), kSmallRings);
   const std::string bulk = Bytes(6, 32 << 20), urgent = Bytes(7, 300'000);
-  ASSERT_TRUE(a.transport->AddLink(1, ends.socket[0], ends.memory[0]).ok());
+  ASSERT_TRUE(a.transport->AddLink(1, ends.sockets[0], ends.memory[0]).ok());
   ASSERT_TRUE(a.Post(1, "bulk", bulk, 0, &a));
   ASSERT_TRUE(a.Post(1, "urgent", urgent, 1, &b));
   ASSERT_TRUE(a.Post(1, "more urgent", {}, 2));
@@ -121,7 +122,7 @@ TEST_P(TransportTest, UrgentOvertakesInTheMiddle) {
   b.recorder.on_message = [&](int) {
     if (slices_before < 0) slices_before = b.recorder.slices;
   };
-  ASSERT_TRUE(b.transport->AddLink(0, ends.socket[1], ends.memory[1]).ok());
+  ASSERT_TRUE(b.transport->AddLink(0, ends.sockets[1], ends.memory[1]).ok());
   ASSERT_TRUE(b.recorder.WaitArrivals(3));
   const std::vector<Arrival> arrivals = b.recorder.TakeArrivals();
   EXPECT_EQ(arrivals[0].header, "more urgent");
@@ -136,13 +137,13 @@ TEST_P(TransportTest, UrgentOvertakesInTheMiddle) {
 TEST_P(TransportTest, ManyLevelsOfUrgency) {
   constexpr int kMessages = 100;
   const Ends ends = Connect(GetParam(), kSmallRings);
-  ASSERT_TRUE(a.transport->AddLink(1, ends.socket[0], ends.memory[0]).ok());
+  ASSERT_TRUE(a.transport->AddLink(1, ends.sockets[0], ends.memory[0]).ok());
   std::vector<std::string> payloads;
   for (int i = 0; i < kMessages; ++i) payloads.push_back(Bytes(i, 300'000));
   for (int i = 0; i < kMessages; ++i) {
     ASSERT_TRUE(a.Post(1, "m" + std::to_string(i), payloads[i], i, &a));
   }
-  ASSERT_TRUE(b.transport->AddLink(0, ends.socket[1], ends.memory[1]).ok());
+  ASSERT_TRUE(b.transport->AddLink(0, ends.sockets[1], ends.memory[1]).ok());
   ASSERT_TRUE(b.recorder.WaitArrivals(kMessages));
   for (const Arrival& arrival : b.recorder.TakeArrivals()) {
     EXPECT_TRUE(arrival.payload == payloads[std::stoi(arrival.header.substr(1))]);
@@ -156,7 +157,7 @@ TEST_P(TransportTest, CancelTakesBackWhatHasNotLeft) {
   ASSERT_TRUE(a.Post(1, "waiting", *waiting, 3, &a));
   a.transport->Cancel(1, &a);
   waiting.reset();
-  ASSERT_TRUE(a.transport->AddLink(1, ends.socket[0], ends.memory[0]).ok());
+  ASSERT_TRUE(a.transport->AddLink(1, ends.sockets[0], ends.memory[0]).ok());
   auto middle = std::make_unique<std::string>(Bytes(9, 32 << 20));
   auto behind = std::make_unique<std::string>(Bytes(10, 1000));
   ASSERT_TRUE(a.Post(1, "in the middle", *middle, 0, &a));
@@ -166,7 +167,7 @@ TEST_P(TransportTest, CancelTakesBackWhatHasNotLeft) {
   a.transport->Cancel(1, &a);
   middle.reset();
   behind.reset();
-  ASSERT_TRUE(b.transport->AddLink(0, ends.socket[1], ends.memory[1]).ok());
+  ASSERT_TRUE(b.transport->AddLink(0, ends.sockets[1], ends.memory[1]).ok());
   ASSERT_TRUE(b.recorder.WaitArrivals(1));
   ASSERT_TRUE(a.recorder.WaitSent(&b, 1));
   const std::vector<Arrival> arrivals = b.recorder.TakeArrivals();
@@ -370,11 +371,11 @@ TEST_P(TransportTest, GoodbyeIsNoDeath) {
 
 TEST_P(TransportTest, AnEndWithoutGoodbyeIsADeath) {
   const Ends ends = Connect(GetParam(), kSmallRings);
-  ASSERT_TRUE(a.transport->AddLink(1, ends.socket[0], ends.memory[0]).ok());
+  ASSERT_TRUE(a.transport->AddLink(1, ends.sockets[0], ends.memory[0]).ok());
   const std::string payload = Bytes(16, 32 << 20);
   ASSERT_TRUE(a.Post(1, "stuck", payload, 0, &a));
   ASSERT_TRUE(a.Post(1, "behind", payload, 0, &a));
-  close(ends.socket[1]);
+  close(ends.sockets[1][0]);
   if (ends.memory[1] >= 0) close(ends.memory[1]);
   const Status status = a.recorder.WaitDown(1);
   EXPECT_EQ(status.code(), StatusCode::kAborted);
@@ -405,10 +406,10 @@ TEST(LinkTest, DownBeforeThereIsALink) {
   EXPECT_EQ(a.recorder.WaitDown(7).message(), "never came");
   EXPECT_EQ(a.recorder.sent(&a), 1);
   const Ends ends = Connect(Over::kRing);
-  EXPECT_FALSE(a.transport->AddLink(7, ends.socket[0], ends.memory[0]).ok());
+  EXPECT_FALSE(a.transport->AddLink(7, ends.sockets[0], ends.memory[0]).ok());
   char byte;
-  EXPECT_EQ(recv(ends.socket[1], &byte, 1, 0), 0);  // it was closed
-  close(ends.socket[1]);
+  EXPECT_EQ(recv(ends.sockets[1][0], &byte, 1, 0), 0);  // it was closed
+  close(ends.sockets[1][0]);
   close(ends.memory[1]);
 }
 
@@ -416,16 +417,16 @@ TEST(LinkTest, LinksThatAreRefused) {
   Node a(0), b(1);
   for (const int process : {-1, 0, Transport::kMostProcesses}) {
     const Ends ends = Connect(Over::kTcp);
-    EXPECT_FALSE(a.transport->AddLink(process, ends.socket[0], -1).ok());
-    close(ends.socket[1]);
+    EXPECT_FALSE(a.transport->AddLink(process, ends.sockets[0], -1).ok());
+    close(ends.sockets[1][0]);
   }
   Ends ends = Connect(Over::kRing, 1000);
-  EXPECT_FALSE(a.transport->AddLink(1, ends.socket[0], ends.memory[0]).ok());
-  EXPECT_FALSE(b.transport->AddLink(0, ends.socket[1], ends.memory[1]).ok());
+  EXPECT_FALSE(a.transport->AddLink(1, ends.sockets[0], ends.memory[0]).ok());
+  EXPECT_FALSE(b.transport->AddLink(0, ends.sockets[1], ends.memory[1]).ok());
   Join(&a, &b, Connect(Over::kRing));
   ends = Connect(Over::kTcp);
-  EXPECT_FALSE(a.transport->AddLink(1, ends.socket[0], -1).ok());
-  EXPECT_FALSE(b.transport->AddLink(0, ends.socket[1], -1).ok());
+  EXPECT_FALSE(a.transport->AddLink(1, ends.sockets[0], -1).ok());
+  EXPECT_FALSE(b.transport->AddLink(0, ends.sockets[1], -1).ok());
   ASSERT_TRUE(a.Post(1, "goes over the first"));
   EXPECT_TRUE(b.recorder.WaitArrivals(1));
 }
@@ -489,9 +490,9 @@ TEST(SilenceTest, ASilentPeerIsDown) {
   options.silence_ns = 200'000'000;
   Node a(0, options);
   const Ends ends = Connect(Over::kTcp);
-  ASSERT_TRUE(a.transport->AddLink(1, ends.socket[0], -1).ok());
+  ASSERT_TRUE(a.transport->AddLink(1, ends.sockets[0], -1).ok());
   EXPECT_EQ(a.recorder.WaitDown(1).message(), "connection lost: nothing heard any more");
-  close(ends.socket[1]);
+  close(ends.sockets[1][0]);
 }
 
 }  // namespace

@@ -23,13 +23,13 @@ class Child {
     pid_ = fork();
     if (pid_ == 0) {
       alarm(120);
-      close(ends_.socket[0]);
+      close(ends_.sockets[0][0]);
       if (ends_.memory[0] >= 0) close(ends_.memory[0]);
       Node node(1, options);
-      const bool linked = node.transport->AddLink(0, ends_.socket[1], ends_.memory[1]).ok();
+      const bool linked = node.transport->AddLink(0, ends_.sockets[1], ends_.memory[1]).ok();
       _exit(linked && body(&node) && !testing::Test::HasFailure() ? 0 : 1);
     }
-    close(ends_.socket[1]);
+    close(ends_.sockets[1][0]);
     if (ends_.memory[1] >= 0) close(ends_.memory[1]);
   }
   ~Child() {
@@ -39,7 +39,7 @@ class Child {
     }
   }
   void Link(Node* node) {
-    ASSERT_TRUE(node->transport->AddLink(1, ends_.socket[0], ends_.memory[0]).ok());
+    ASSERT_TRUE(node->transport->AddLink(1, ends_.sockets[0], ends_.memory[0]).ok());
   }
   void Kill(int signal) { kill(pid_, signal); }
   int Status() {
@@ -60,7 +60,7 @@ bool SleepForever(Node*) {
 class TwoProcessesTest : public testing::TestWithParam<Over> {};
 
 INSTANTIATE_TEST_SUITE_P(Over, TwoProcessesTest,
-                         testing::Values(Over::kRing, Over::kUnix, Over::kTcp),
+                         testing::Values(Over::kRing, Over::kUnix, Over::kTcp, Over::kTcps),
                          [](const auto& info) { return OverName(info.param); });
 
 // Both send and check the same kind of messages, from the same seeds.

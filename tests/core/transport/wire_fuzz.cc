@@ -113,7 +113,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     writer.reset(new RingWriter(reinterpret_cast<RingWords*>(memory + kMemory / 2),
                                 RingWire::Capacity(kMemory)));
   } else {
-    wire.reset(new SocketWire(sockets[0], kSlice, 0));
+    wire.reset(new SocketWire({sockets[0]}, kSlice, 0));
   }
   char* const bytes = memory + kMemory / 2 + sizeof(RingWords);
   uint64_t offset = 0;

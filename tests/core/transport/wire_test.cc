@@ -21,7 +21,7 @@ constexpr uint64_t kMemory = 128 << 10;
 // The end of process 1.
 class RawEnd {
  public:
-  RawEnd(Over over, const Ends& ends) : socket_(ends.socket[1]) {
+  RawEnd(Over over, const Ends& ends) : socket_(ends.sockets[1][0]) {
     if (over != Over::kRing) return;
     memory_ = static_cast<char*>(
         mmap(nullptr, kMemory, PROT_READ | PROT_WRITE, MAP_SHARED, ends.memory[1], 0));
@@ -89,7 +89,7 @@ class WireTest : public testing::TestWithParam<Over> {
     Node node(0);
     const Ends ends = Connect(GetParam(), kMemory);
     RawEnd peer(GetParam(), ends);
-    EXPECT_TRUE(node.transport->AddLink(1, ends.socket[0], ends.memory[0]).ok());
+    EXPECT_TRUE(node.transport->AddLink(1, ends.sockets[0], ends.memory[0]).ok());
     for (const std::string& piece : pieces) peer.Put(piece);
     const std::string message = node.recorder.WaitDown(1).message();
     const std::string prefix = "connection lost: corrupt frame: ";
@@ -164,7 +164,7 @@ TEST_P(WireTest, WhatIsInOrderArrives) {
   Node node(0);
   const Ends ends = Connect(GetParam(), kMemory);
   RawEnd peer(GetParam(), ends);
-  ASSERT_TRUE(node.transport->AddLink(1, ends.socket[0], ends.memory[0]).ok());
+  ASSERT_TRUE(node.transport->AddLink(1, ends.sockets[0], ends.memory[0]).ok());
   peer.Put(Encoded(First(), 0, 8));
   peer.Put(Encoded(Control(FrameKind::kHeartbeat), 1));
   peer.Put(Encoded(Control(FrameKind::kAbort), 2));
@@ -178,7 +178,9 @@ TEST_P(WireTest, WhatIsInOrderArrives) {
 
 class RingEndTest : public testing::Test {
  protected:
-  RingEndTest() { EXPECT_TRUE(node_.transport->AddLink(1, ends_.socket[0], ends_.memory[0]).ok()); }
+  RingEndTest() {
+    EXPECT_TRUE(node_.transport->AddLink(1, ends_.sockets[0], ends_.memory[0]).ok());
+  }
   std::string Fate() { return node_.recorder.WaitDown(1).message(); }
 
   Node node_{0};
