@@ -26,6 +26,8 @@ def piece(data: bytes) -> bytes:
 _FIRST = frame(_MESSAGE, header=3, part=5, payload=10) + b"hdr" + b"01234"
 _NEXT = frame(_MESSAGE, part=5, payload=10) + b"56789"
 _LARGE = frame(_MESSAGE, header=3, part=8000, payload=8000) + b"hdr"
+# After a frame of 16 KiB comes the next socket's turn.
+_TURNS = frame(_MESSAGE, header=3, part=1 << 14, payload=1 << 14) + b"hdr" + bytes(1 << 14)
 
 _SEQUENCES = {
     "one_frame": [frame(_MESSAGE, header=8, part=8, payload=8) + b"headerhepayload!"],
@@ -57,6 +59,12 @@ def main() -> None:
         for mode, over in ((2, "socket"), (3, "ring")):
             data = bytes([mode]) + b"".join(piece(part) for part in frames)
             (folder / f"{name}_{over}").write_bytes(data)
+    # Pieces that begin frames come first: their numbers are those of the frames.
+    rest = _TURNS[9435:]
+    turns = [(0, _TURNS[:9435]), (1, _FIRST), (1, _NEXT), (0, rest[:6956]), (0, rest[6956:])]
+    (folder / "turns_sockets").write_bytes(
+        bytes([6]) + b"".join(bytes([socket]) + piece(part) for socket, part in turns)
+    )
     whole = b"".join(_SEQUENCES["two_streams"])
     (folder / "wrong_check").write_bytes(b"\0" + piece(_FIRST))
     (folder / "byte_by_byte").write_bytes(

@@ -3,8 +3,8 @@
 // libFuzzer; fuzz_corpus_test.cc runs it over the kept inputs.
 //
 // The first byte of an input says over what, and whether check words are made right, so
-// that the fields behind them are reached. The rest is pieces: a length, and so many
-// bytes, that the peer sends at once.
+// that the fields behind them are reached. The rest is pieces: which socket, if there
+// are several, a length, and so many bytes, that the peer sends at once.
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -15,6 +15,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/protocol/byte_ring.h"
 #include "core/transport/assembler.h"
@@ -26,6 +27,7 @@ namespace {
 
 constexpr uint64_t kMemory = RingWire::kLeastMemory;
 constexpr int64_t kSlice = 8 << 10;
+constexpr int kMostSockets = 3;
 
 void Require(bool holds) {
   if (!holds) std::abort();
@@ -92,10 +94,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace dfccl;
   if (size == 0) return 0;
   const bool ring = data[0] & 1, right = data[0] & 2;
+  const int count = !ring && data[0] & 4 ? kMostSockets : 1;
   const uint8_t* const end = data + size;
   const uint8_t* at = data + 1;
-  int sockets[2];
-  Require(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
+  std::vector<int> ours, theirs;
+  for (int i = 0; i < count; ++i) {
+    int pair[2];
+    Require(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+    ours.push_back(pair[0]);
+    theirs.push_back(pair[1]);
+  }
   Checker checker;
   Assembler assembler(1, &checker);
   std::unique_ptr<Wire> wire;
@@ -105,7 +113,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const int file = memfd_create("ring", MFD_CLOEXEC);
     Require(file >= 0 && ftruncate(file, kMemory) == 0);
     Status status;
-    wire = RingWire::New(sockets[0], file, true, kSlice, &status);
+    wire = RingWire::New(ours[0], file, true, kSlice, &status);
     void* const mapped = mmap(nullptr, kMemory, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     Require(wire != nullptr && mapped != MAP_FAILED);
     memory = static_cast<char*>(mapped);
@@ -113,14 +121,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     writer.reset(new RingWriter(reinterpret_cast<RingWords*>(memory + kMemory / 2),
                                 RingWire::Capacity(kMemory)));
   } else {
-    wire.reset(new SocketWire({sockets[0]}, kSlice, 0));
+    wire.reset(new SocketWire(ours, kSlice, 0));
   }
   char* const bytes = memory + kMemory / 2 + sizeof(RingWords);
   uint64_t offset = 0;
   for (uint64_t number = 0; at < end && wire->end().ok(); ++number) {
+    const int socket = theirs[count > 1 ? *at++ % count : 0];
+    if (at == end) break;
     const std::string piece = Piece(&at, end, right, number);
     if (!ring) {
-      send(sockets[1], piece.data(), piece.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+      send(socket, piece.data(), piece.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
     } else {
       for (const char byte : piece) {
         bytes[offset] = byte;
@@ -131,7 +141,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     if (wire->MayRead()) Drain(wire.get(), &assembler);
   }
-  close(sockets[1]);
+  for (int each : theirs) close(each);
   wire->OnEvent();
   if (wire->end().ok() && wire->MayRead()) Drain(wire.get(), &assembler);
   Require(!wire->end().ok());
