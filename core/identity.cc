@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "core/hash.h"
+#include "core/protocol/atomics.h"
 
 namespace dfccl {
 namespace {
@@ -38,6 +39,10 @@ constexpr int kLanes = 8;
 // First word of every identity, so that the two schemes never meet.
 constexpr uint64_t kUnnamed = 1;
 constexpr uint64_t kNamed = 2;
+
+// Of the era that is on: shifted, it is the least number of a launch in it.
+Atomic<uint32_t> current_era;
+uint64_t FirstOf(uint32_t era) { return uint64_t{era} << 32; }
 
 // One launch of one executable. RunId alone would not do: an executable that is
 // compiled again repeats the RunIds of the first.
@@ -64,6 +69,8 @@ class ProgramState {
       if (entry->first == run) return entry->second;
     }
     if (recent_.size() == kRememberedLaunches) recent_.erase(recent_.begin());
+    // Acquire: partner is the release in BeginEra.
+    next_launch_ = std::max(next_launch_, FirstOf(current_era.LoadAcquire()));
     recent_.emplace_back(run, next_launch_);
     return next_launch_++;
   }
@@ -85,6 +92,7 @@ class NameState {
     if (member.lost && member.lost_program == program && member.lost_launch == launch) {
       return member.lost_occurrence;
     }
+    member.next = std::max(member.next, FirstOf(EraOf(launch)));
     return member.next++;
   }
   void GiveUp(const FailedOccurrence& failed, const std::vector<int>& absent_members) {
@@ -245,6 +253,8 @@ void GiveUp(const FailedOccurrence& failed, const std::vector<int>& absent_membe
   }
   name->GiveUp(failed, absent_members);
 }
+
+void BeginEra(uint32_t era) { current_era.StoreRelease(era); }
 
 void BeginExecutable() {
   Registry& registry = Registry::Get();

@@ -61,6 +61,13 @@ struct FailedOccurrence {
   uint64_t launch;
 };
 void GiveUp(const FailedOccurrence& failed, const std::vector<int>& absent_members);
+
+// The upper half of a launch's number. All processes of a job that go on together
+// begin an era at the same point of their programs, and count launches and
+// occurrences anew in it, as they may have counted differently before.
+void BeginEra(uint32_t era);
+inline uint32_t EraOf(uint64_t launch) { return static_cast<uint32_t>(launch >> 32); }
+
 void BeginExecutable();  // the next executable is about to be compiled or loaded
 
 }  // namespace dfccl

@@ -42,6 +42,7 @@ struct Submission {
   const void* source = nullptr;
   void* result = nullptr;              // may be `source`; nullptr: the runtime's until Collect
   bool stage_source = false;           // copy the source at submission; else read in place
+  bool zeros = false;                  // instead of a source
   const RaggedPart* ragged = nullptr;  // for kRaggedAllToAll; read during Submit
   // The callback waits for nobody: it may be called on any thread that submits,
   // with that submission unfinished below it.
@@ -78,6 +79,14 @@ struct RuntimeOptions {
   bool preemption = true;                  // false only in tests that show why it is there
   uint64_t first_sequence = 0;             // tests start counters near 2^31, 2^32, 2^63
   std::vector<PlanRule> plan_rules;        // see core/plans/choice.h
+};
+
+// What another process's owner says by SendNote, or the end of that process.
+struct Note {
+  int process = 0;
+  bool ended = false;
+  bool in_order = false;  // it has said goodbye
+  std::string text;       // of an end: how it was noticed
 };
 
 // What a call site is, for messages; registered when a program is lowered.
@@ -137,6 +146,23 @@ class Runtime {
   virtual void AnswerThreads(int threads) = 0;
   // That process will never come.
   virtual void SetDown(int process, const std::string& reason) = 0;
+
+  // Words for the owner of another process, in order; at most kMostNoteBytes.
+  static constexpr size_t kMostNoteBytes = 4000;
+  virtual Status SendNote(int process, const std::string& text) = 0;
+  // A descriptor that is readable when there are notes, and those there are.
+  virtual int NotesReady() = 0;
+  virtual std::vector<Note> TakeNotes() = 0;
+
+  // Ends, here and for their peers, all calls between processes that were or will be
+  // launched in an era before this one (core/identity.h).
+  virtual void GiveUpBefore(uint32_t era, const std::string& reason) = 0;
+  // Breaks with a process, which hears why if it can still hear.
+  virtual void LeaveOut(int process, const std::string& reason) = 0;
+  // For `timeout_ns`, takes part with zeros in the all_reduces (sums, means, bitwise
+  // or) that other processes announce, in the place of all devices here; their
+  // other calls end with an error. Returns for how many calls.
+  virtual int StandIn(int64_t timeout_ns) = 0;
 
   virtual void RegisterSite(uint64_t program, int32_t site, SiteInfo info) = 0;
   // `program` is `lowered` on some devices: its sites are the same.

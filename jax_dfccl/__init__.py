@@ -18,6 +18,10 @@ from jax_dfccl._all_reduce import all_reduce as all_reduce
 from jax_dfccl._all_reduce import max_with_index as max_with_index
 from jax_dfccl._all_reduce import min_with_index as min_with_index
 from jax_dfccl._barrier import barrier as barrier
+from jax_dfccl._elastic import Survivors as Survivors
+from jax_dfccl._elastic import detach as detach
+from jax_dfccl._elastic import join as join
+from jax_dfccl._elastic import shrink as shrink
 from jax_dfccl._exchange import all_to_all as all_to_all
 from jax_dfccl._exchange import all_to_all_v as all_to_all_v
 from jax_dfccl._exchange import ragged_all_to_all as ragged_all_to_all
@@ -45,6 +49,7 @@ except _PackageNotFoundError:  # run from the source tree
 
 __all__ = [
     "Report",
+    "Survivors",
     "__version__",
     "all_gather",
     "all_gather_v",
@@ -53,10 +58,12 @@ __all__ = [
     "all_to_all_v",
     "barrier",
     "broadcast",
+    "detach",
     "exclusive_scan",
     "gather",
     "grouped",
     "inclusive_scan",
+    "join",
     "lax",
     "max_with_index",
     "min_with_index",
@@ -69,4 +76,5 @@ __all__ = [
     "scatter",
     "send_recv",
     "sharded",
+    "shrink",
 ]

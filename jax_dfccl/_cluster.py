@@ -30,10 +30,11 @@ from typing import Any, Protocol
 
 import jax
 
-from jax_dfccl import _address, _compat, _handshake
+from jax_dfccl import _address, _compat, _handshake, _membership
 from jax_dfccl._address import Address, AddressError
 from jax_dfccl._config import ClusterConfig
 from jax_dfccl._handshake import Greeting, HandshakeError, Hello, Identity, Transport, Verdict
+from jax_dfccl._membership import Membership
 
 PLATFORM = "cpu"
 
@@ -69,7 +70,7 @@ class Store(Protocol):
         ...
 
 
-class Runtime(Protocol):
+class Runtime(_membership.Runtime, Protocol):
     """What gets the connections: `_core`."""
 
     def cluster_join(
@@ -84,6 +85,10 @@ class Runtime(Protocol):
 
     def cluster_down(self, process: int, reason: str) -> None:
         """That process will never come."""
+        ...
+
+    def leave_out(self, process: int, reason: str) -> None:
+        """Breaks with a process, which hears why if it can."""
         ...
 
     def threads_question(self) -> int:
@@ -170,6 +175,7 @@ class Cluster:
 
     Attributes:
         dropped: How many connections were dropped, by reason.
+        membership: Who goes on together.
     """
 
     def __init__(
@@ -243,16 +249,25 @@ class Cluster:
             threading.Thread(target=target, name=f"jax_dfccl_{name}", daemon=True)
             for name, target in (("connect", self._run), ("lookup", self._look_up))
         ]
+        self.membership = Membership(process, self._indices, self, runtime)
         for thread in self._threads:
             thread.start()
 
     def want(self, processes: Iterable[int]) -> None:
         """Asks for connections to some processes; returns at once."""
-        self._call(self._want, frozenset(processes))
+        self.call(self._want, frozenset(processes))
 
     def answer(self, question: int, reply: Callable[[], None]) -> None:
         """Calls `reply` whenever the descriptor `question` is readable."""
-        self._call(self._loop.add_reader, question, reply)
+        self.call(self._loop.add_reader, question, reply)
+
+    def call(self, function: Callable[..., Any], *arguments: object, after_s: float = 0) -> None:
+        """Calls a function soon, on the thread that connects."""
+        if after_s > 0:
+            self.call(lambda: self._loop.call_later(after_s, function, *arguments))
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(function, *arguments)
 
     def close(self) -> None:
         """Stops listening and connecting; what the runtime has is its own."""
@@ -260,7 +275,7 @@ class Cluster:
             return
         self._closing = True
         self._wake.set()
-        self._call(self._stop)
+        self.call(self._stop)
         for thread in self._threads:
             thread.join(_CLOSE_S / len(self._threads))
 
@@ -268,10 +283,6 @@ class Cluster:
         """For a forked child, which has the descriptors but not the threads."""
         for listener in self._listeners:
             listener.close()
-
-    def _call(self, function: Callable[..., None], *arguments: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(function, *arguments)
 
     def _job_secret(self) -> bytes:
         if self._config.job_secret:
@@ -316,7 +327,7 @@ class Cluster:
                     _log.debug("cannot look up process %d: %s", process, error)
                     break
                 if text is not None:
-                    self._call(self._learn, process, text)
+                    self.call(self._learn, process, text)
             if self._tcp_needed and not self._tcp_published:
                 self._publish_tcp()
             self._wake.wait(max(delay, _LOOKUP_S * len(asked)) if asked else None)
@@ -331,7 +342,7 @@ class Cluster:
             if not self._address.tcp:
                 before = len(self._listeners)
                 self._listen_with_tcp()
-                self._call(self._serve, self._listeners[before:])
+                self.call(self._serve, self._listeners[before:])
             if self._first:
                 self._store.replace(_key(self._me.process), self._address.text())
             self._tcp_published = True
@@ -353,6 +364,25 @@ class Cluster:
             self._wake.set()
 
     # The thread that connects: everything from here on.
+
+    def is_linked(self, process: int) -> bool:
+        """Whether there is, or was, a connection to a process."""
+        peer = self._peers.get(process)
+        return peer is not None and peer.phase is _Phase.LINKED
+
+    def has_ended(self, process: int) -> bool:
+        """Whether it is certain that a process has ended: one of this host."""
+        address = self._peer(process).address
+        if address is None or not address.machine or address.machine != self._address.machine:
+            return False
+        return _address.has_ended(address.life)
+
+    def leave_out(self, process: int, reason: str) -> None:
+        """Breaks with a process for good, which hears why if it can."""
+        peer = self._peer(process)
+        peer.phase = _Phase.DOWN
+        self._ask(process, False)
+        self._runtime.leave_out(process, reason)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -727,10 +757,13 @@ def require(processes: Iterable[int], runtime: Runtime | None = None) -> None:
       processes: Those that the groups of the program reach; this one may be among them.
       runtime: What gets the connections; `_core` if not given. The first call decides.
     """
-    own = jax.process_index()
-    others = frozenset(processes) - {own}
-    if not others:
-        return
+    others = frozenset(processes) - {jax.process_index()}
+    if others:
+        joined(runtime).want(others)
+
+
+def joined(runtime: Runtime | None = None) -> Cluster:
+    """This process as a member of its job; the first call makes it one."""
     if _forked:
         raise RuntimeError(
             "jax_dfccl: this process was forked from one that is connected with others; JAX and "
@@ -739,8 +772,8 @@ def require(processes: Iterable[int], runtime: Runtime | None = None) -> None:
     global _cluster
     with _lock:
         if _cluster is None:
-            _cluster = _join(own, runtime)
-    _cluster.want(others)
+            _cluster = _join(jax.process_index(), runtime)
+        return _cluster
 
 
 def _join(process: int, runtime: Runtime | None) -> Cluster:

@@ -338,6 +338,11 @@ class KeyValueStore:
         return {key.rpartition("/")[2]: value for key, value in found}
 
 
+def is_recoverable() -> bool:
+    """Whether JAX's coordination service lets processes come and go one by one."""
+    return jax.config.jax_enable_recoverability  # type: ignore[attr-defined]
+
+
 def key_value_store() -> tuple[KeyValueStore, str] | None:
     """The job's store and its coordinator's host:port; None without jax.distributed."""
     state = distributed.global_state

@@ -70,6 +70,27 @@ def threads_answer(threads: int) -> None: ...
 def cluster_down(process: int, reason: str) -> None:
     """That process will never come."""
 
+def note_send(process: int, text: str) -> None:
+    """Words for the same part of another process; they come in order."""
+
+def notes_ready() -> int:
+    """A descriptor that is readable when there are notes."""
+
+def notes_take() -> list[tuple[int, bool, bool, str]]:
+    """Notes that came: process, whether it has ended, whether in order, text."""
+
+def give_up_before(era: int, reason: str) -> None:
+    """Ends calls between processes that were, or will be, launched in an earlier era."""
+
+def begin_era(era: int) -> None:
+    """Launches are counted anew from here on."""
+
+def leave_out(process: int, reason: str) -> None:
+    """Breaks with a process, which hears why if it can."""
+
+def stand_in(timeout_s: float) -> int:
+    """For so long, takes part with zeros in what others call; returns in how many calls."""
+
 def report() -> dict[str, Any]:
     """The flight report: "in_flight", "recent", "devices" and "cycles" (core/trace/flight.h)."""
 

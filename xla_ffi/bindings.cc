@@ -153,6 +153,40 @@ void SetDown(int process, std::string reason) {
   Runtime::Get().SetDown(process, reason);
 }
 
+void SendNote(int process, const std::string& text) {
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    status = Runtime::Get().SendNote(process, text);
+  }
+  if (!status.ok()) throw nb::value_error(status.message().c_str());
+}
+
+// (process, ended, in_order, text)
+std::vector<std::tuple<int, bool, bool, std::string>> TakeNotes() {
+  std::vector<std::tuple<int, bool, bool, std::string>> notes;
+  for (Note& note : Runtime::Get().TakeNotes()) {
+    notes.emplace_back(note.process, note.ended, note.in_order, std::move(note.text));
+  }
+  return notes;
+}
+
+void GiveUpBefore(uint32_t era, const std::string& reason) {
+  nb::gil_scoped_release release;
+  Runtime::Get().GiveUpBefore(era, reason);
+}
+
+void LeaveOut(int process, const std::string& reason) {
+  nb::gil_scoped_release release;
+  Runtime::Get().LeaveOut(process, reason);
+}
+
+int StandIn(double timeout_s) {
+  const int64_t timeout_ns = Nanoseconds(timeout_s, "timeout_s");
+  nb::gil_scoped_release release;
+  return Runtime::Get().StandIn(timeout_ns);
+}
+
 nb::dict EntryDict(const FlightEntry& entry) {
   nb::dict dict;
   dict["device"] = entry.device;
@@ -258,6 +292,21 @@ NB_MODULE(_core, m) {
       nb::arg("threads"));
   m.def("cluster_down", &dfccl::SetDown, nb::arg("process"), nb::arg("reason"),
         "That process will never come.");
+  m.def("note_send", &dfccl::SendNote, nb::arg("process"), nb::arg("text"),
+        "Words for the owner of another process; they come in order.");
+  m.def(
+      "notes_ready", [] { return dfccl::Runtime::Get().NotesReady(); },
+      "A descriptor that is readable when there are notes.");
+  m.def("notes_take", &dfccl::TakeNotes,
+        "Notes that came: (process, whether it has ended, whether in order, text).");
+  m.def("give_up_before", &dfccl::GiveUpBefore, nb::arg("era"), nb::arg("reason"),
+        "Ends calls between processes that were, or will be, launched in an earlier era.");
+  m.def("begin_era", &dfccl::BeginEra, nb::arg("era"),
+        "Launches are counted anew from here on, in all processes that go on together.");
+  m.def("leave_out", &dfccl::LeaveOut, nb::arg("process"), nb::arg("reason"),
+        "Breaks with a process, which hears why if it can.");
+  m.def("stand_in", &dfccl::StandIn, nb::arg("timeout_s"),
+        "For so long, takes part with zeros in what other processes call; returns how many calls.");
   m.def("begin_executable", &dfccl::BeginExecutable,
         "The next executable is about to be compiled or loaded; one at a time.");
   m.def("report", &dfccl::Report, "The flight record of every device, as plain dicts and lists.");

@@ -18,6 +18,8 @@
 #include "core/daemon/daemon.h"
 #include "core/daemon/describe.h"
 #include "core/hash.h"
+#include "core/identity.h"
+#include "core/transport/wire.h"
 
 namespace dfccl {
 namespace {
@@ -29,7 +31,17 @@ constexpr int32_t kFirst = INT32_MAX;
 constexpr size_t kMostTextBytes = 600;
 constexpr size_t kMostErrorBytes = 2000;
 
-enum class Topic : uint8_t { kPiece = 1, kGroup, kPairs, kSite, kFailure, kEnded, kStuck };
+enum class Topic : uint8_t {
+  kPiece = 1,
+  kGroup,
+  kPairs,
+  kSite,
+  kFailure,
+  kEnded,
+  kStuck,
+  kNote,
+  kLeftOut,
+};
 
 // Writes and reads headers that hold lists and texts.
 class Writer {
@@ -129,6 +141,7 @@ struct Cluster::Piece {
 Cluster::~Cluster() {
   Close();
   if (question_ >= 0) close(question_);
+  if (notes_ready_ >= 0) close(notes_ready_);
 }
 
 Status Cluster::Join(int process, int processes, int devices_here,
@@ -141,6 +154,7 @@ Status Cluster::Join(int process, int processes, int devices_here,
   for (int i = 0; i < processes; ++i) stuck_[i].process = i;
   told_on_.resize(processes);
   question_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  notes_ready_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   transport_ = Transport::New(process, this, options);
   if (transport_ == nullptr) return Status(StatusCode::kInternal, "the system is out of files");
   joined_.StoreRelease(transport_.get());
@@ -523,6 +537,69 @@ void Cluster::AnswerThreads(int threads) {
   threads_.StoreRelaxed(threads);
 }
 
+Status Cluster::SendNote(int process, const std::string& text) {
+  Transport* transport = joined_.LoadAcquire();
+  if (transport == nullptr || process < 0 || static_cast<size_t>(process) >= peers_.size() ||
+      process == process_ || text.size() > Runtime::kMostNoteBytes) {
+    return Status(StatusCode::kInvalidArgument, "a note that is too long, or to nobody");
+  }
+  Tell(process, Writer(Topic::kNote).Put(text, Runtime::kMostNoteBytes).text());
+  return Status();
+}
+
+void Cluster::HearNote(Note note) {
+  std::lock_guard<SpinLock> lock(notes_lock_);
+  notes_.push_back(std::move(note));
+  const uint64_t one = 1;
+  const ssize_t written = write(notes_ready_, &one, sizeof(one));
+  static_cast<void>(written);
+}
+
+std::vector<Note> Cluster::TakeNotes() {
+  std::lock_guard<SpinLock> lock(notes_lock_);
+  uint64_t count;
+  const ssize_t got = read(notes_ready_, &count, sizeof(count));
+  static_cast<void>(got);
+  return std::exchange(notes_, {});
+}
+
+void Cluster::GiveUpBefore(uint32_t era, const Status& status) {
+  {
+    std::lock_guard<SpinLock> lock(known_lock_);
+    given_up_ = status;
+  }
+  // SeqCst: whoever joins a record after this looks (FailIfGivenUp); who joined
+  // before is found below.
+  given_up_before_.StoreSeqCst(era);
+  const auto given_up = [era](Record& record) {
+    if (record.group->placement == nullptr || record.failed.LoadRelaxed() != 0) return false;
+    for (int i = 0; i < record.members(); ++i) {
+      const Slot& slot = record.slots()[i];
+      if (slot.arrived && EraOf(slot.info.launch) < era) return true;
+    }
+    return false;
+  };
+  for (const RecordView& view : environment_.table->View(given_up)) {
+    environment_.table->Fail(view.id, view.group, status);
+  }
+}
+
+void Cluster::FailIfGivenUp(const CollectiveId& id, const Group* group, uint64_t launch) {
+  if (EraOf(launch) >= given_up_before_.LoadSeqCst()) return;
+  Status status;
+  {
+    std::lock_guard<SpinLock> lock(known_lock_);
+    status = given_up_;
+  }
+  environment_.table->Fail(id, group, status);
+}
+
+void Cluster::LeaveOut(int process, const Status& status) {
+  if (joined_.LoadAcquire() == nullptr) return;
+  Tell(process, Writer(Topic::kLeftOut).Put(status.message(), kMostErrorBytes).text());
+  SetDown(process, status);
+}
+
 void Cluster::HearGroup(const std::string& header) {
   Reader reader(header);
   std::vector<int64_t> members((header.size() - sizeof(Topic)) / sizeof(int64_t));
@@ -642,6 +719,9 @@ bool Cluster::Arrive(int process, const Piece& piece, const char* name) {
   if (is_ragged && piece.kept_bytes != RaggedSlot::Bytes(member.group->size())) return false;
   switch (environment_.table->JoinFromElsewhere(member, shape)) {
     case RecordTable::Arrival::kJoined:
+      FailIfGivenUp(member.id, member.group, info.launch);
+      if (stands_in_.LoadSeqCst() != 0) environment_.announced();
+      return true;
     case RecordTable::Arrival::kFailedBefore:
       return true;
     case RecordTable::Arrival::kTwice:
@@ -740,6 +820,14 @@ void Cluster::EndSlice(int process, const void* header, uint32_t header_bytes,
       return HearEnded({text, header_bytes});
     case Topic::kStuck:
       return HearStuck({text, header_bytes});
+    case Topic::kNote: {
+      const std::string note(text, header_bytes);
+      return HearNote({process, /*ended=*/false, /*in_order=*/false, Reader(note).GetText()});
+    }
+    case Topic::kLeftOut: {
+      const std::string reason(text, header_bytes);
+      return SetDown(process, Status(StatusCode::kAborted, Reader(reason).GetText()));
+    }
     default:
       return Refuse(process, "an unknown topic");
   }
@@ -752,6 +840,7 @@ void Cluster::EndSlice(int process, const void* header, uint32_t header_bytes,
 }
 
 void Cluster::Down(int process, const Status& status) {
+  HearNote({process, /*ended=*/true, status.message() == LeftJob().message(), status.message()});
   any_down_.StoreSeqCst(1);
   {
     std::lock_guard<SpinLock> lock(stuck_lock_);
@@ -762,7 +851,8 @@ void Cluster::Down(int process, const Status& status) {
   });
 }
 
-void Cluster::FailIfGone(const CollectiveId& id, const Group* group) {
+void Cluster::FailIfGone(const CollectiveId& id, const Group* group, uint64_t launch) {
+  FailIfGivenUp(id, group, launch);
   if (any_down_.LoadSeqCst() == 0) return;
   Status status;
   for (int process : group->processes) {

@@ -48,6 +48,7 @@ class Cluster final : private Receiver {
     Crew* crew;
     std::function<Shape(const Signature&, const Group&)> shape_of;
     std::function<void(const Ended&)> ended;  // in another process
+    std::function<void()> announced;          // a call, by another process, while StandsIn
   };
   explicit Cluster(Environment environment) : environment_(std::move(environment)) {}
   ~Cluster() override;
@@ -81,15 +82,24 @@ class Cluster final : private Receiver {
     std::vector<CollectiveId> ids;
   };
   MustEnd TellStuck(uint64_t activity, std::vector<DeviceWait> waits);
+  int process() const { return process_; }
   bool has_others() const { return joined_.LoadAcquire() != nullptr; }
   // Readable when the runtime wants to know how many threads of the user there
   // are; the answer.
   int question() const { return question_; }
   void AnswerThreads(int threads);
 
+  // See core/runtime.h.
+  Status SendNote(int process, const std::string& text);
+  int notes_ready() const { return notes_ready_; }
+  std::vector<Note> TakeNotes();
+  void GiveUpBefore(uint32_t era, const Status& status);
+  void LeaveOut(int process, const Status& status);
+  void StandsIn(bool stands_in) { stands_in_.StoreSeqCst(stands_in ? 1 : 0); }
+
   // Fails an instance, which a member here has joined, if it still needs something
-  // of a process that is gone.
-  void FailIfGone(const CollectiveId& id, const Group* group);
+  // of a process that is gone, or its launch is given up.
+  void FailIfGone(const CollectiveId& id, const Group* group, uint64_t launch);
 
  private:
   struct Piece;
@@ -126,6 +136,8 @@ class Cluster final : private Receiver {
   void HearSite(const std::string& header);
   void HearFailure(const std::string& header);
   void HearEnded(const std::string& header);
+  void HearNote(Note note);
+  void FailIfGivenUp(const CollectiveId& id, const Group* group, uint64_t launch);
   const Group* GroupOf(uint64_t hash);
   void HearStuck(const std::string& header);
   MustEnd MustEndHere(const std::vector<StuckCycle>& cycles) const;
@@ -145,6 +157,13 @@ class Cluster final : private Receiver {
   std::unordered_map<uint64_t, const Group*> groups_;
   std::unordered_map<uint64_t, const Pairs*> pairs_;
   Atomic<uint32_t> any_down_;
+  Atomic<uint32_t> given_up_before_;  // an era
+  Status given_up_;                   // guarded by known_lock_
+  Atomic<uint32_t> stands_in_;
+
+  int notes_ready_ = -1;  // an eventfd
+  SpinLock notes_lock_;
+  std::vector<Note> notes_;
 
   // Who waits in which process, this one too, as last heard.
   SpinLock stuck_lock_;

@@ -378,7 +378,7 @@ FlightEntry Describer::Common(const OperationInfo& info, const Signature& signat
   if (info.name != nullptr) entry.name = *info.name;
   if (info.has_key) entry.key = std::to_string(info.key);
   entry.program = site.program;
-  entry.launch = info.launch;
+  entry.launch = static_cast<uint32_t>(info.launch);  // in its era
   entry.source = site.source;
   entry.dtype = DTypeName(signature.dtype);
   entry.count = signature.count;

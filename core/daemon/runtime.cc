@@ -6,6 +6,8 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <memory>
@@ -103,7 +105,7 @@ class RuntimeImpl : public Runtime {
                   [this](const Signature& signature, const Group& group) {
                     return ShapeOf(signature, group);
                   },
-                  [this](const Ended& ended) { NoteEnded(ended); }}) {
+                  [this](const Ended& ended) { NoteEnded(ended); }, [this] { Announced(); }}) {
     maps_.push_back(std::make_unique<DaemonMap>(16));
     map_.StoreRelease(maps_.back().get());
     SetPlanRules(options_.plan_rules);
@@ -134,6 +136,18 @@ class RuntimeImpl : public Runtime {
   void SetDown(int process, const std::string& reason) override {
     cluster_.SetDown(process, Status(StatusCode::kAborted, reason));
   }
+  Status SendNote(int process, const std::string& text) override {
+    return cluster_.SendNote(process, text);
+  }
+  int NotesReady() override { return cluster_.notes_ready(); }
+  std::vector<Note> TakeNotes() override { return cluster_.TakeNotes(); }
+  void GiveUpBefore(uint32_t era, const std::string& reason) override {
+    cluster_.GiveUpBefore(era, Status(StatusCode::kAborted, reason));
+  }
+  void LeaveOut(int process, const std::string& reason) override {
+    cluster_.LeaveOut(process, Status(StatusCode::kAborted, reason));
+  }
+  int StandIn(int64_t timeout_ns) override;
   void RegisterLoaded(uint64_t program, uint64_t lowered) override {
     sites_.RegisterLoaded(program, lowered);
   }
@@ -151,6 +165,8 @@ class RuntimeImpl : public Runtime {
   Daemon* DaemonOf(int64_t device);
   Daemon* AddDaemon(int64_t device);
   void NoteEnded(const Ended& ended);
+  void Announced();
+  int StandInForAll();
   void FailWhatAwaits(const Ended& ended);
   void FailIfAwaitsEnded(uint64_t program, uint64_t launch);
   uint64_t Sum(uint64_t (Daemon::*count)() const);
@@ -187,6 +203,10 @@ class RuntimeImpl : public Runtime {
   Atomic<uint32_t> any_ended_;  // so that the usual submission takes no lock
   std::mutex ended_mutex_;
   std::deque<Ended> ended_;  // the newest last
+
+  std::mutex announced_mutex_;
+  std::condition_variable announced_condition_;
+  bool announced_ = false;
 
   std::unique_ptr<Monitor> monitor_;
 };
@@ -367,6 +387,10 @@ bool RuntimeImpl::Enter(Operation* operation, const Submission& submission) {
     return false;
   }
   const void* source = submission.source;
+  if (submission.zeros) {
+    source = operation->staged_source = buffers_.Allocate(std::max<size_t>(1, shape.source_bytes));
+    std::memset(operation->staged_source, 0, static_cast<size_t>(shape.source_bytes));
+  }
   const bool overwritten = source == submission.result && shape.bytes > 0;
   if (submission.stage_source || (overwritten && !shape.chosen.plan->in_place)) {
     operation->staged_source = buffers_.Allocate(std::max<size_t>(1, shape.source_bytes));
@@ -398,7 +422,7 @@ bool RuntimeImpl::Enter(Operation* operation, const Submission& submission) {
       SignalProgress(operation->record, operation->member, kArrived);
       if (any_ended_.LoadSeqCst() != 0) FailIfAwaitsEnded(submission.program, submission.launch);
       if (group->placement == nullptr) break;
-      cluster_.FailIfGone(submission.id, group);
+      cluster_.FailIfGone(submission.id, group, submission.launch);
       for (int i = 0; i < group->size(); ++i) {
         if (group->IsHere(i) && !operation->record->slots()[i].progress.Reached(kArrived)) {
           return false;
@@ -473,6 +497,84 @@ void RuntimeImpl::NoteEnded(const Ended& ended) {
     any_ended_.StoreSeqCst(1);
   }
   FailWhatAwaits(ended);
+}
+
+void RuntimeImpl::Announced() {
+  std::lock_guard<std::mutex> lock(announced_mutex_);
+  announced_ = true;
+  announced_condition_.notify_all();
+}
+
+int RuntimeImpl::StandIn(int64_t timeout_ns) {
+  const int64_t deadline_ns = NowNs() + timeout_ns;
+  int calls = 0;
+  cluster_.StandsIn(true);
+  for (;;) {
+    // What was announced before is found, what comes later wakes.
+    calls += StandInForAll();
+    std::unique_lock<std::mutex> lock(announced_mutex_);
+    const int64_t rest_ns = deadline_ns - NowNs();
+    if (rest_ns <= 0) break;
+    announced_condition_.wait_for(lock, std::chrono::nanoseconds(rest_ns),
+                                  [this] { return announced_; });
+    announced_ = false;
+  }
+  cluster_.StandsIn(false);
+  return calls;
+}
+
+int RuntimeImpl::StandInForAll() {
+  const auto lacks_members_here = [](Record& record) {
+    if (record.group->placement == nullptr || record.failed.LoadRelaxed() != 0) return false;
+    for (int i = 0; i < record.members(); ++i) {
+      if (record.group->IsHere(i) && !record.slots()[i].arrived) return true;
+    }
+    return false;
+  };
+  const auto is_neutral = [](const Signature& signature) {
+    if (signature.kind != Kind::kAllReduce || signature.dtype == DType::kF8E8M0FNU) return false;
+    return signature.op == ReduceOp::kSum || signature.op == ReduceOp::kMean ||
+           signature.op == ReduceOp::kOr || signature.op == ReduceOp::kXor;
+  };
+  const auto release = [](void* operation) {
+    Runtime::Get().Release(static_cast<Operation*>(operation));
+  };
+  const std::vector<RecordView> views = table_.View(lacks_members_here);
+  for (const RecordView& view : views) {
+    const OperationInfo& info = view.members[view.creator].info;
+    if (!is_neutral(view.signature)) {
+      table_.Fail(
+          view.id, view.group,
+          Status(StatusCode::kInvalidArgument,
+                 describer_.Wrong(info, view.signature,
+                                  "process " + std::to_string(cluster_.process()) +
+                                      " has no more data (jax_dfccl.join()) and can go on only "
+                                      "with all_reduces with sum, mean, or and xor")));
+      continue;
+    }
+    for (int i = 0; i < view.group->size(); ++i) {
+      if (!view.group->IsHere(i) || view.members[i].arrived) continue;
+      Submission submission;
+      submission.device = view.group->members[i];
+      submission.group = view.group;
+      submission.member = i;
+      submission.id = view.id;
+      submission.signature = view.signature;
+      submission.zeros = true;
+      submission.closed = true;
+      submission.timeout_ns = kMostNs;  // those who called see to that
+      submission.program = info.program;
+      submission.launch = info.launch;
+      submission.occurrence = info.occurrence;
+      submission.site = info.site;
+      if (info.name != nullptr) submission.name = *info.name;
+      submission.key = info.key;
+      submission.has_key = info.has_key;
+      Operation* operation = Submit(submission);
+      if (!OnFinish(operation, release, operation)) Release(operation);
+    }
+  }
+  return static_cast<int>(views.size());
 }
 
 void RuntimeImpl::FailWhatAwaits(const Ended& ended) {

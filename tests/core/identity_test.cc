@@ -277,5 +277,26 @@ TEST(IdentityTest, DevicesOnManyThreadsAgree) {
   for (const auto& others : seen) EXPECT_EQ(others, seen[0]);
 }
 
+TEST(IdentityTest, InANewEraProcessesCountFromTheSameNumber) {
+  // In one process the program was launched twice before, in the other never.
+  const CallSitePtr site = NewSite(9001, 0), other = NewSite(9002, 0);
+  const CallSitePtr named = NewSite(9003, 0, "era"), other_name = NewSite(9003, 0, "other era");
+  site->Next(0, 1, Pair(), 0);
+  EXPECT_EQ(site->Next(0, 2, Pair(), 0).launch, 1u);
+  named->Next(0, 1, Pair(), 0);
+  BeginEra(3);
+  // The other member of a launch that has begun is still in it.
+  EXPECT_EQ(site->Next(1, 2, Pair(), 0).launch, 1u);
+  EXPECT_EQ(named->Next(1, 1, Pair(), 0).occurrence, 0u);
+  const uint64_t first = uint64_t{3} << 32;
+  EXPECT_EQ(site->Next(0, 3, Pair(), 0).launch, first);
+  EXPECT_EQ(other->Next(0, 3, Pair(), 0).launch, first);
+  EXPECT_EQ(site->Next(0, 4, Pair(), 0).launch, first + 1);
+  EXPECT_EQ(named->Next(0, 5, Pair(), 0).occurrence, first);
+  EXPECT_EQ(other_name->Next(0, 5, Pair(), 0).occurrence, first);
+  EXPECT_EQ(EraOf(first + 1), 3u);
+  BeginEra(0);
+}
+
 }  // namespace
 }  // namespace dfccl

@@ -9,7 +9,8 @@ import pytest
 
 import jax_dfccl
 
-NO_COLLECTIVES = {"Report", "__version__", "lax", "override_lax", "report"}
+ELASTIC = ["detach", "join", "shrink"]
+NO_COLLECTIVES = {"Report", "Survivors", "__version__", "lax", "override_lax", "report", *ELASTIC}
 COLLECTIVES = sorted(set(jax_dfccl.__all__) - NO_COLLECTIVES)
 of_lax = pytest.mark.parametrize("name", jax_dfccl.lax.__all__)
 
@@ -60,6 +61,13 @@ def test_docstring_says_what_a_caller_must_know(name):
     if operand and "as for `all_reduce`" not in operand:
         assert "shape" in operand or "rows" in operand
         assert "dtype" in operand
+
+
+@pytest.mark.parametrize("name", ELASTIC)
+def test_of_what_processes_call(name):
+    function = getattr(jax_dfccl, name)
+    run_example(function, name, 3)
+    assert arguments(function) and sections(function)["Raises"]
 
 
 @of_lax

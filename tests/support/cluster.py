@@ -52,6 +52,7 @@ class Runtime:
         self.hosts: list[int] = []
         self.links: list[Link] = []
         self.down: dict[int, str] = {}
+        self._events: list[int] = []
 
     def cluster_join(
         self, process: int, process_of: dict[int, int], host_of: list[int], peer_timeout_s: float
@@ -69,6 +70,10 @@ class Runtime:
     def threads_answer(self, threads: int) -> None:
         raise AssertionError
 
+    def notes_ready(self) -> int:
+        self._events.append(os.eventfd(0))  # nobody ever says anything
+        return self._events[-1]
+
     def cluster_down(self, process: int, reason: str) -> None:
         assert process not in self.down
         self.down[process] = reason
@@ -77,6 +82,8 @@ class Runtime:
         return sorted(process for process, *_ in self.links)
 
     def close(self) -> None:
+        while self._events:
+            os.close(self._events.pop())
         for _, connection, memory, more in self.links:
             for each in (connection, *more):
                 each.close()
