@@ -15,6 +15,18 @@
 //
 // Both sides store, then look at the other's word, in one total order (SeqCst): at
 // least one of them sees the other's store. A bell too many is harmless.
+//
+// What the writer publishes may also say where in its own memory something lies that
+// it lends to the reader, until the reader has given those bytes back. The writer can
+// take it back at any time and need not wait for the reader to notice:
+//
+//   writer                                 reader
+//   revokes                                copies what was lent
+//   uses the memory for something else     looks whether it was revoked
+//
+// Both revoke and look by read-modify-writes of one word, so one comes first: either
+// the reader finds it revoked, and throws away what it has copied, or it had copied all
+// before the writer went on.
 #ifndef DFCCL_CORE_PROTOCOL_BYTE_RING_H_
 #define DFCCL_CORE_PROTOCOL_BYTE_RING_H_
 
@@ -48,6 +60,14 @@ struct RingWords {
   alignas(kCacheLine) Atomic<uint64_t> read;     // stored by the reader only
   Doorbell reader;                               // sleeps until there is data
   Doorbell writer;                               // sleeps until there is room
+  // By the writer: what it has lent before this position is not to be used.
+  alignas(kCacheLine) Atomic<uint64_t> revoked;
+  // By the writer, once: where 8 bytes are that equal `proof` (address and process last),
+  // by which the reader sees whether it can read the writer's memory. 0: nothing is lent.
+  Atomic<uint64_t> lender;
+  Atomic<uint64_t> proof_address;
+  Atomic<uint64_t> proof;
+  alignas(kCacheLine) Atomic<uint32_t> borrows;  // by the reader, once: it can
 
   // The second look, after Arm, by any thread of the side that goes to sleep.
   DFCCL_HOST_DEVICE uint64_t Used() const { return written.LoadSeqCst() - read.LoadSeqCst(); }
@@ -70,6 +90,18 @@ class RingWriter {
     read_ = read;
     return true;
   }
+
+  // Where the next byte goes.
+  DFCCL_HOST_DEVICE uint64_t position() const { return written_; }
+
+  // Whether everything before `position` was given back.
+  // Acquire: partner is the store in RingReader::Release.
+  DFCCL_HOST_DEVICE bool Passed(uint64_t position) const {
+    return words_->read.LoadAcquire() >= position;
+  }
+
+  // Takes back what was lent. SeqCst: partner is the look in RingReader::Revoked.
+  DFCCL_HOST_DEVICE void Revoke() { words_->revoked.ExchangeSeqCst(written_); }
 
   // The next `bytes` (at most room()) are written. True: ring the reader's bell.
   // Release: partners are the loads in RingReader::Look and in Used.
@@ -102,6 +134,12 @@ class RingReader {
     if (written - read_ > capacity_ || written - read_ < written_ - read_) return false;
     written_ = written;
     return true;
+  }
+
+  // After what was lent by the first `bytes` was copied: whether it was taken back.
+  // SeqCst: partner is the exchange in RingWriter::Revoke.
+  DFCCL_HOST_DEVICE bool Revoked(uint64_t bytes) {
+    return words_->revoked.FetchAddSeqCst(0) >= read_ + bytes;
   }
 
   // The first `bytes` (at most available()) are not read any more. True: ring the

@@ -8,7 +8,9 @@ const char* Assembler::Begin(const char* bytes) {
   if (!frame.Decode(frames_++, bytes)) return "wrong check word";
   if (frame.stream >= Frame::kStreams) return "stream number out of range";
   current_ = &streams_[frame.stream];
-  if (frame.kind == FrameKind::kMessage) return BeginMessage(frame);
+  lent_ = frame.kind == FrameKind::kLent;
+  if (lent_ && frame.bytes == 0) return "empty slice";
+  if (lent_ || frame.kind == FrameKind::kMessage) return BeginMessage(frame);
   if (frame.header_bytes != 0 || frame.bytes != 0 || frame.payload_bytes != 0) {
     return "control frame with data";
   }
@@ -34,12 +36,14 @@ const char* Assembler::BeginMessage(const Frame& frame) {
     if (frame.header_bytes > OutgoingMessage::kMaxHeader) return "header too large";
     if (frame.payload_bytes > Frame::kMostPayload) return "payload too large";
     stream->open = true;
+    stream->taken_back = false;
     stream->header_bytes = frame.header_bytes;
     stream->payload_bytes = static_cast<int64_t>(frame.payload_bytes);
     stream->offset = 0;
     if (!stream->header) stream->header.reset(new char[OutgoingMessage::kMaxHeader]);
   } else {
     if (!stream->open) return "slice of a stream that is not open";
+    if (stream->taken_back) return "slice of a message that was taken back";
     if (frame.payload_bytes != static_cast<uint64_t>(stream->payload_bytes)) {
       return "payload size has changed";
     }
@@ -73,6 +77,17 @@ void Assembler::EndSlice(int64_t bytes) {
   if (last) stream->open = false;
   receiver_->EndSlice(process_, stream->header.get(), stream->header_bytes, stream->payload_bytes,
                       offset, bytes, last);
+}
+
+void Assembler::SliceTakenBack() {
+  Stream* stream = current_;
+  const int64_t offset = stream->offset;
+  stream->offset += payload_wanted_;
+  payload_wanted_ = 0;
+  stream->taken_back = true;
+  stream->open = stream->offset < stream->payload_bytes;
+  receiver_->EndSlice(process_, stream->header.get(), stream->header_bytes, stream->payload_bytes,
+                      offset, 0, /*last=*/false);
 }
 
 }  // namespace dfccl

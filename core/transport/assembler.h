@@ -27,15 +27,20 @@ class Assembler {
   void HeaderThere();
 
   int64_t payload_wanted() const { return payload_wanted_; }
+  // The payload is not in the frame, only its place in the sender's memory.
+  bool lent() const { return lent_; }
   // Where the next `bytes` (at most payload_wanted()) go; nullptr: nowhere.
   void* BeginSlice(int64_t bytes);
   void EndSlice(int64_t bytes);
+  // In place of EndSlice: what was lent was taken back, and the message with it.
+  void SliceTakenBack();
 
   bool goodbye() const { return goodbye_; }
 
  private:
   struct Stream {
     bool open = false;
+    bool taken_back = false;  // the rest does not come either
     uint32_t header_bytes = 0;
     int64_t payload_bytes = 0;
     int64_t offset = 0;
@@ -48,6 +53,7 @@ class Assembler {
   Receiver* const receiver_;
   uint64_t frames_ = 0;
   bool goodbye_ = false;
+  bool lent_ = false;
   Stream* current_ = nullptr;
   uint32_t header_wanted_ = 0;
   int64_t payload_wanted_ = 0;

@@ -17,6 +17,9 @@ enum class FrameKind : uint8_t {
   kAbort,        // the rest of the stream's message does not come
   kHeartbeat,
   kGoodbye,  // the last frame: the process ends in order
+  // As kMessage, but in place of `bytes` of payload come 8 that say where they lie in the
+  // sender's memory.
+  kLent,
 };
 
 struct Frame {

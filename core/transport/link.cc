@@ -154,6 +154,7 @@ void Link::EnsurePolling() {
 bool Link::WriteWhole(Wire* wire, const OutgoingMessage& message) {
   // A stream is free: those that are not belong to messages in the queue.
   if (state_.LoadAcquire() != kUp || closed_ || wire->Holding()) return false;
+  if (wire->Lends(message.payload_bytes)) return false;
   if (wire->Room(message.header_bytes, message.payload_bytes) < message.payload_bytes) return false;
   Frame frame;
   frame.stream = static_cast<uint32_t>(__builtin_ctzll(free_streams_));
@@ -349,6 +350,7 @@ void Link::ReportDown() {
   if (!in_.Try()) return;
   if (out_.Try()) {
     if (state_.LoadAcquire() == kEnding && !closed_) {
+      if (writing_ != nullptr) wire_.LoadRelaxed()->StopReading();
       writing_ = nullptr;
       ReportLeft();
       for (;;) {

@@ -194,6 +194,7 @@ bool SocketWire::Consume(Assembler* assembler) {
       used = Frame::kSize;
       if (available < used) return true;
       const char* wrong = assembler->Begin(at);
+      if (wrong == nullptr && assembler->lent()) wrong = "lent payload over a socket";
       if (wrong != nullptr) {
         end_ = CorruptFrame(wrong);
         return false;

@@ -35,6 +35,7 @@ class SocketWire : public Wire {
   bool Holding() const override;
   bool Reading() const override { return lanes_[out_]->payload_bytes > 0; }
   void StopReading() override;
+  bool Lends(int64_t) const override { return false; }
   void Goodbye() override;
   bool Delivered() override;
 

@@ -81,7 +81,7 @@ class TransportImpl : public Transport, private Waker {
     std::unique_ptr<Wire> wire;
     if (memory >= 0) {
       Status status;
-      wire = RingWire::New(sockets[0], memory, process_ < process, options_.slice_bytes, &status);
+      wire = RingWire::New(sockets[0], memory, process_ < process, options_, &status);
       if (wire == nullptr) return refuse(status);
       close(memory);
     } else {

@@ -38,7 +38,8 @@ class Receiver {
   virtual void* BeginSlice(int process, const void* header, uint32_t header_bytes,
                            int64_t payload_bytes, int64_t offset, int64_t bytes) = 0;
   // That slice is there; `last`: the whole message is. A message without payload
-  // has one empty slice and no BeginSlice.
+  // has one empty slice and no BeginSlice. No bytes, and not the last: it was taken back
+  // (Cancel), with the rest of the message.
   virtual void EndSlice(int process, const void* header, uint32_t header_bytes,
                         int64_t payload_bytes, int64_t offset, int64_t bytes, bool last) = 0;
   // A message of `owner` has left: its payload is not read any more. Also called
@@ -54,6 +55,11 @@ class Receiver {
 
 struct TransportOptions {
   int64_t slice_bytes = int64_t{64} << 10;
+  // A payload of at least so many bytes, for a process of this host, is copied by that one
+  // straight out of the memory of this, in slices of at most `lent_slice_bytes`, where the
+  // system allows it. 0: never.
+  int64_t lent_bytes = int64_t{256} << 10;
+  int64_t lent_slice_bytes = int64_t{1} << 20;
   // How long the transport's own thread looks for arrivals before it sleeps.
   int64_t spin_ns = 50'000;
   // A peer over the network that says nothing for so long (it sends heartbeats,

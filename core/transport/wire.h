@@ -40,8 +40,11 @@ class Wire {
   virtual bool Holding() const = 0;
   // Whether the payload of the last frame is still read.
   virtual bool Reading() const = 0;
-  // Makes Reading false by taking a copy.
+  // Makes Reading false, by taking a copy, or (if Lends) by taking the slice back: the
+  // rest of its message must not come then.
   virtual void StopReading() = 0;
+  // Whether a payload of so many bytes is left where it is, for the peer to fetch.
+  virtual bool Lends(int64_t payload) const = 0;
   // The last thing to be said: this end closes in order.
   virtual void Goodbye() = 0;
   // Whether the peer has everything, so that closing cannot lose it.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A writer and a reader that sleep when there is no room or no data. A lost bell is a
-// deadlock, and bytes that are written or read too early are a race.
+// A writer and a reader that sleep when there is no room or no data: a lost bell is a
+// deadlock, and bytes that are written or read too early are a race. And a writer that
+// lends its memory, takes it back, and writes something else there.
 #include "core/protocol/byte_ring.h"
 #include "tests/core/protocol/bell.h"
 #include "tests/core/protocol/model.h"
@@ -53,6 +54,38 @@ struct ByteRingModel : rl::test_suite<ByteRingModel<kCapacity, kChunk, kChunks>,
   }
 };
 
+// The words of what is lent are atomic, as the reader may copy them while they change;
+// nothing but the protocol orders them.
+struct LendingModel : rl::test_suite<LendingModel, 2> {
+  static constexpr uint64_t kCapacity = 4, kFrame = 2;
+  static constexpr uint32_t kLent = 1, kOther = 2;
+  RingWords words;
+  Atomic<uint32_t> lent[2];
+
+  void thread(unsigned index) { index == 0 ? Lend() : Borrow(); }
+
+  void Lend() {
+    RingWriter writer(&words, kCapacity);
+    for (Atomic<uint32_t>& word : lent) word.StoreRelaxed(kLent);
+    writer.Publish(kFrame);
+    if (!writer.Passed(writer.position())) writer.Revoke();
+    for (Atomic<uint32_t>& word : lent) word.StoreRelaxed(kOther);
+  }
+
+  void Borrow() {
+    RingReader reader(&words, kCapacity);
+    while (reader.available() == 0) {
+      SpinPause();
+      RL_ASSERT(reader.Look());
+    }
+    bool other = false;
+    for (Atomic<uint32_t>& word : lent) other |= word.LoadRelaxed() != kLent;
+    const bool revoked = reader.Revoked(kFrame);
+    RL_ASSERT(revoked || !other);
+    reader.Release(kFrame);
+  }
+};
+
 }  // namespace
 }  // namespace dfccl
 
@@ -60,6 +93,7 @@ int main(int argc, char** argv) {
   using namespace dfccl;
   const bool no_fault = ExploreRandom<ByteRingModel<2, 1, 4>>(30000) &&
                         ExploreRandom<ByteRingModel<4, 2, 4>>(30000) &&
-                        ExploreBounded<ByteRingModel<2, 1, 3>>(2);
+                        ExploreBounded<ByteRingModel<2, 1, 3>>(2) &&
+                        ExploreRandom<LendingModel>(30000) && ExploreBounded<LendingModel>(3);
   return ModelExit(argc, argv, no_fault);
 }

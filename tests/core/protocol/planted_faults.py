@@ -95,6 +95,20 @@ FAULTS = (
         "words_->read.StoreRelaxed(read_)",
     ),
     Fault(
+        "lent memory not revoked",
+        "byte_ring",
+        "byte_ring.h",
+        "words_->revoked.ExchangeSeqCst(written_)",
+        "words_->revoked.LoadRelaxed()",
+    ),
+    Fault(
+        "revocation looked at by a relaxed load",
+        "byte_ring",
+        "byte_ring.h",
+        "words_->revoked.FetchAddSeqCst(0)",
+        "words_->revoked.LoadRelaxed()",
+    ),
+    Fault(
         "reader looks without acquire",
         "byte_ring",
         "byte_ring.h",
@@ -105,8 +119,8 @@ FAULTS = (
         "writer looks without acquire",
         "byte_ring",
         "byte_ring.h",
-        "words_->read.LoadAcquire()",
-        "words_->read.LoadRelaxed()",
+        "read = words_->read.LoadAcquire()",
+        "read = words_->read.LoadRelaxed()",
     ),
     Fault(
         "doorbell armed with release only",

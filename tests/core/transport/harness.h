@@ -28,12 +28,22 @@
 
 namespace dfccl {
 
-// What a link may go over.
-enum class Over { kRing, kUnix, kTcp, kTcps };  // kTcps: three sockets
+// What a link may go over. kLent: as kRing, with payloads of any size that is not small
+// left in their sender's memory. kTcps: three sockets.
+enum class Over { kRing, kLent, kUnix, kTcp, kTcps };
+const auto kOverAll =
+    testing::Values(Over::kRing, Over::kLent, Over::kUnix, Over::kTcp, Over::kTcps);
 
 inline const char* OverName(Over over) {
-  static const char* const kNames[] = {"Ring", "Unix", "Tcp", "Tcps"};
+  static const char* const kNames[] = {"Ring", "Lent", "Unix", "Tcp", "Tcps"};
   return kNames[static_cast<int>(over)];
+}
+
+inline TransportOptions OptionsFor(Over over) {
+  TransportOptions options;
+  options.lent_bytes = over == Over::kLent ? 2000 : 0;
+  options.lent_slice_bytes = options.slice_bytes;
+  return options;
 }
 
 struct Ends {
@@ -66,7 +76,7 @@ inline Ends Connect(Over over, int64_t memory_bytes = 1 << 20) {
   int pair[2];
   EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
   for (int i = 0; i < 2; ++i) ends.sockets[i] = {pair[i]};
-  if (over == Over::kRing) {
+  if (over == Over::kRing || over == Over::kLent) {
     ends.memory[0] = memfd_create("ring", MFD_CLOEXEC);
     EXPECT_EQ(ftruncate(ends.memory[0], memory_bytes), 0);
     ends.memory[1] = dup(ends.memory[0]);

@@ -20,11 +20,10 @@ constexpr int64_t kSmallRings = 128 << 10;
 
 class TransportTest : public testing::TestWithParam<Over> {
  protected:
-  Node a{0}, b{1};
+  Node a{0, OptionsFor(GetParam())}, b{1, OptionsFor(GetParam())};
 };
 
-INSTANTIATE_TEST_SUITE_P(Over, TransportTest,
-                         testing::Values(Over::kRing, Over::kUnix, Over::kTcp, Over::kTcps),
+INSTANTIATE_TEST_SUITE_P(Over, TransportTest, kOverAll,
                          [](const auto& info) { return OverName(info.param); });
 
 TEST_P(TransportTest, MessagesArriveInOrder) {
@@ -351,6 +350,62 @@ TEST_P(TransportTest, SlicesMayBeThrownAway) {
   ASSERT_TRUE(a.Post(1, "kept", payload, 0, &a));
   ASSERT_TRUE(b.recorder.WaitArrivals(1));
   EXPECT_TRUE(b.recorder.TakeArrivals()[0].payload == payload);
+}
+
+// What is lent is copied when its receiver takes it, not before, and not after Cancel.
+TEST(LentTest, ThePayloadStaysWhereItIs) {
+  Node a{0, OptionsFor(Over::kLent)}, b{1, OptionsFor(Over::kLent)};
+  Join(&a, &b, Connect(Over::kRing));
+  ASSERT_TRUE(a.Post(1, "small"));  // b finds out that it can read the memory of a
+  ASSERT_TRUE(b.recorder.WaitArrivals(1));
+  std::string payload = Bytes(14, 50'000);
+  const std::string later = Bytes(15, 50'000);
+  b.recorder.OnBegin([&](char* to) {
+    payload = later;
+    return to;
+  });
+  ASSERT_TRUE(a.Post(1, "lent", payload, 0, &a));
+  ASSERT_TRUE(b.recorder.WaitArrivals(2));
+  EXPECT_TRUE(b.recorder.TakeArrivals()[1].payload == later);
+  EXPECT_TRUE(a.recorder.WaitSent(&a, 1));
+}
+
+TEST(LentTest, WhatIsTakenBackIsNotUsed) {
+  Node a{0, OptionsFor(Over::kLent)}, b{1, OptionsFor(Over::kLent)};
+  Join(&a, &b, Connect(Over::kRing));
+  ASSERT_TRUE(a.Post(1, "small"));
+  ASSERT_TRUE(b.recorder.WaitArrivals(1));
+  // One slice, and several of which the second is taken back.
+  for (const size_t size : {size_t{50'000}, size_t{300'000}}) {
+    std::string payload = Bytes(16, size);
+    int slices = 0;
+    b.recorder.OnBegin([&](char* to) {
+      if (++slices == (size < 64'000 ? 1 : 2)) {
+        a.transport->Cancel(1, &payload);
+        std::fill(payload.begin(), payload.end(), '?');
+      }
+      return to;
+    });
+    ASSERT_TRUE(a.Post(1, "taken back", payload, 0, &payload));
+    const std::string next = Bytes(17, size);
+    ASSERT_TRUE(a.recorder.WaitSent(&payload, 1));
+    b.recorder.OnBegin([](char* to) { return to; });
+    ASSERT_TRUE(a.Post(1, "next", next, 0, &a));
+    ASSERT_TRUE(a.Post(1, "end"));
+    ASSERT_TRUE(b.recorder.Wait([&] { return b.recorder.Has("end"); }));
+    const std::vector<Arrival> arrivals = b.recorder.TakeArrivals();
+    const auto has = [&](const char* header) {
+      return std::count_if(arrivals.begin(), arrivals.end(),
+                           [&](const Arrival& arrival) { return arrival.header == header; });
+    };
+    EXPECT_EQ(has("taken back"), 0);
+    EXPECT_EQ(has("next"), 1);
+    for (const Arrival& arrival : arrivals) {
+      EXPECT_TRUE(arrival.header != "next" || arrival.payload == next);
+    }
+    EXPECT_EQ(a.recorder.sent(&payload), 1);
+    a.recorder.ForgetSent();
+  }
 }
 
 TEST_P(TransportTest, GoodbyeIsNoDeath) {

@@ -59,8 +59,7 @@ bool SleepForever(Node*) {
 
 class TwoProcessesTest : public testing::TestWithParam<Over> {};
 
-INSTANTIATE_TEST_SUITE_P(Over, TwoProcessesTest,
-                         testing::Values(Over::kRing, Over::kUnix, Over::kTcp, Over::kTcps),
+INSTANTIATE_TEST_SUITE_P(Over, TwoProcessesTest, kOverAll,
                          [](const auto& info) { return OverName(info.param); });
 
 // Both send and check the same kind of messages, from the same seeds.
@@ -92,12 +91,12 @@ bool Exchange(Node* node) {
 }
 
 TEST_P(TwoProcessesTest, RandomSizesBothWays) {
-  Child child(GetParam(), 256 << 10, {}, [](Node* node) {
+  Child child(GetParam(), 256 << 10, OptionsFor(GetParam()), [](Node* node) {
     const bool right = Exchange(node);
     node->transport->Close();
     return right;
   });
-  Node node(0);
+  Node node(0, OptionsFor(GetParam()));
   child.Link(&node);
   EXPECT_TRUE(Exchange(&node));
   EXPECT_EQ(child.Status(), 0);
@@ -105,11 +104,11 @@ TEST_P(TwoProcessesTest, RandomSizesBothWays) {
 }
 
 TEST_P(TwoProcessesTest, ExitWithoutGoodbyeIsADeath) {
-  Child child(GetParam(), 256 << 10, {}, [](Node* node) {
+  Child child(GetParam(), 256 << 10, OptionsFor(GetParam()), [](Node* node) {
     node->Post(0, "last words");
     return node->recorder.WaitArrivals(1);
   });
-  Node node(0);
+  Node node(0, OptionsFor(GetParam()));
   child.Link(&node);
   ASSERT_TRUE(node.Post(1, "exit"));
   EXPECT_EQ(child.Status(), 0);
@@ -119,13 +118,13 @@ TEST_P(TwoProcessesTest, ExitWithoutGoodbyeIsADeath) {
 
 TEST_P(TwoProcessesTest, KilledInTheMiddle) {
   const std::string payload = Bytes(1, 1 << 20);
-  Child child(GetParam(), 256 << 10, {}, [&](Node* node) {
+  Child child(GetParam(), 256 << 10, OptionsFor(GetParam()), [&](Node* node) {
     for (int i = 0; node->Post(0, std::to_string(i), payload, 0, node); ++i) {
       if (!node->recorder.WaitSent(node, i)) return false;
     }
     return true;
   });
-  Node node(0);
+  Node node(0, OptionsFor(GetParam()));
   child.Link(&node);
   int posted = 0;
   while (node.recorder.arrivals() < 20 && posted < 100'000) {

@@ -113,7 +113,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const int file = memfd_create("ring", MFD_CLOEXEC);
     Require(file >= 0 && ftruncate(file, kMemory) == 0);
     Status status;
-    wire = RingWire::New(ours[0], file, true, kSlice, &status);
+    TransportOptions options;
+    options.slice_bytes = kSlice;
+    wire = RingWire::New(ours[0], file, true, options, &status);
     void* const mapped = mmap(nullptr, kMemory, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     Require(wire != nullptr && mapped != MAP_FAILED);
     memory = static_cast<char*>(mapped);

@@ -145,6 +145,16 @@ TEST_P(WireTest, FieldsOutOfRange) {
   EXPECT_EQ(Fate({Encoded(frame, 0, 3)}), "empty slice");
 }
 
+TEST_P(WireTest, LentPayloadOfAPeerThatLendsNothing) {
+  Frame frame = First();
+  frame.kind = FrameKind::kLent;
+  EXPECT_EQ(Fate({Encoded(frame, 0, 3 + sizeof(uint64_t))}),
+            GetParam() == Over::kRing ? "lent payload that cannot be read"
+                                      : "lent payload over a socket");
+  frame.bytes = 0;
+  EXPECT_EQ(Fate({Encoded(frame, 0, 3)}), "empty slice");
+}
+
 TEST_P(WireTest, FramesOutOfOrder) {
   EXPECT_EQ(Fate({Encoded(First(), 0, 8), Encoded(First(), 1, 8)}), "second beginning of a stream");
   EXPECT_EQ(Fate({Encoded(Next(), 0, 5)}), "slice of a stream that is not open");
@@ -202,6 +212,34 @@ TEST_F(RingEndTest, MoreThanTheRingHolds) {
   peer_.out()->written.StoreSeqCst(RingWire::Capacity(kMemory) + 1);
   peer_.Ring('b');
   EXPECT_EQ(Fate(), "connection lost: corrupt frame: position out of range");
+}
+
+// The peer says that it lends, but what is at the place of its proof is not that.
+TEST_F(RingEndTest, LenderWithAWrongProof) {
+  const uint64_t number = 12345;
+  peer_.out()->proof.StoreRelaxed(number + 1);
+  peer_.out()->proof_address.StoreRelaxed(reinterpret_cast<uintptr_t>(&number));
+  peer_.out()->lender.StoreRelease(static_cast<uint64_t>(getpid()));
+  Frame frame = First();
+  frame.kind = FrameKind::kLent;
+  peer_.Put(Encoded(frame, 0, 3 + sizeof(uint64_t)));
+  EXPECT_EQ(Fate(), "connection lost: corrupt frame: lent payload that cannot be read");
+  EXPECT_EQ(peer_.out()->borrows.LoadRelaxed(), 0u);
+}
+
+// The proof holds, but a payload does not lie where the peer says.
+TEST_F(RingEndTest, LentPayloadThatIsNowhere) {
+  const uint64_t number = 12345;
+  peer_.out()->proof.StoreRelaxed(number);
+  peer_.out()->proof_address.StoreRelaxed(reinterpret_cast<uintptr_t>(&number));
+  peer_.out()->lender.StoreRelease(static_cast<uint64_t>(getpid()));
+  Frame frame = First();
+  frame.kind = FrameKind::kLent;
+  std::string bytes = Encoded(frame, 0, 3);
+  bytes.append(sizeof(uint64_t), '\0');
+  peer_.Put(bytes);
+  EXPECT_EQ(Fate(), "connection lost: its memory cannot be read");
+  EXPECT_EQ(peer_.out()->borrows.LoadRelaxed(), 1u);
 }
 
 TEST_F(RingEndTest, PositionThatGoesBack) {
