@@ -4,7 +4,8 @@
 //
 // The choice is a function of the signature, the group's size and the rules. A
 // process has one set of rules at a time, so the members in it agree by
-// construction; processes agree if their rules do, which a hash tells.
+// construction. Between processes no rule is asked, so nothing has to be compared
+// there: the choice follows from the signature and from where the members are.
 #ifndef DFCCL_CORE_PLANS_CHOICE_H_
 #define DFCCL_CORE_PLANS_CHOICE_H_
 
