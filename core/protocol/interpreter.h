@@ -31,6 +31,9 @@ enum class Outcome : uint8_t {
 //   bool ShouldYield();                       more important work is waiting
 //   void Polled(uint32_t polls);              a wait that polled was passed
 // `*progressed` is set when the dynamic context changed.
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable  // what a machine can do may be for one side only
+#endif
 template <typename Machine>
 DFCCL_HOST_DEVICE Outcome Interpret(const StaticContext& fixed, DynamicContext* dynamic,
                                     bool* progressed, Machine& machine) {

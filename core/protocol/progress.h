@@ -23,8 +23,12 @@ namespace dfccl {
 // Written by its member only; it only grows.
 class alignas(kCacheLine) ProgressWord {
  public:
-  // Release: partners are the loads in Reached and ReachedSeqCst.
+  // Release: partners are the loads in Reached and ReachedSeqCst. SeqCst, so that the
+  // member may look for sleepers next.
   DFCCL_HOST_DEVICE void Signal(uint32_t value) { value_.StoreSeqCst(value); }
+
+  // The same where members only poll and never sleep, so nobody need be looked for.
+  DFCCL_HOST_DEVICE void Publish(uint32_t value) { value_.StoreRelease(value); }
 
   // For polling.
   DFCCL_HOST_DEVICE bool Reached(uint32_t value) const { return value_.LoadAcquire() >= value; }
@@ -33,6 +37,9 @@ class alignas(kCacheLine) ProgressWord {
   DFCCL_HOST_DEVICE bool ReachedSeqCst(uint32_t value) const {
     return value_.LoadSeqCst() >= value;
   }
+
+  // By who has the word to itself: for its next use.
+  DFCCL_HOST_DEVICE void Reset() { value_.StoreRelaxed(0); }
 
   // For reports.
   DFCCL_HOST_DEVICE uint32_t value() const { return value_.LoadRelaxed(); }

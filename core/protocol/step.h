@@ -30,6 +30,8 @@
 
 #include <stdint.h>
 
+#include "core/protocol/atomics.h"
+
 namespace dfccl {
 
 enum class StepKind : uint8_t { kSignal = 0, kWait = 1, kReduce = 2, kCheck = 3, kSend = 4 };
@@ -76,7 +78,8 @@ struct StepList {
 // First element of chunk `chunk` of `chunk_count`, for `count` elements, with
 // boundaries on multiples of `align` elements (so that members never share a
 // cache line of a result). ChunkStart(chunk_count) == count.
-inline int64_t ChunkStart(int64_t count, uint32_t chunk, uint32_t chunk_count, int64_t align) {
+DFCCL_HOST_DEVICE inline int64_t ChunkStart(int64_t count, uint32_t chunk, uint32_t chunk_count,
+                                            int64_t align) {
   // Unsigned: the product below reaches 2^64 - 2^33 + 1, and no sum leaves int64_t.
   const uint64_t blocks = static_cast<uint64_t>(count / align) + (count % align != 0);
   const uint64_t start = blocks / chunk_count * chunk +

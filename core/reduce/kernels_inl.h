@@ -9,6 +9,7 @@
 // set through the linker.
 
 #include "core/reduce/kernels.h"
+#include "core/reduce/narrow.h"
 
 #define DFCCL_INLINE inline __attribute__((always_inline))
 
@@ -372,107 +373,20 @@ FoldFunction FindFold(ReduceOp op, DType dtype) {
   }
 }
 
-// Narrow types, kNarrowGroup lanes at a time. Lanes are worked on as 32-bit
-// patterns; only arithmetic on normal floats is used.
+// Narrow types (narrow.h), kNarrowGroup lanes at a time.
 constexpr int kPiece = kVectorBytes < 64 ? kVectorBytes / 4 : kNarrowGroup;  // lanes per register
 using U32 = Vector<uint32_t, 4 * kPiece>;
 using F32 = Vector<float, 4 * kPiece>;
 
-DFCCL_INLINE U32 Choose(Vector<int32_t, 4 * kPiece> condition, U32 yes, U32 no) {
-  return condition ? yes : no;
-}
-DFCCL_INLINE U32 Fill(uint32_t value) { return U32{} + value; }
-
-// What lies beyond the largest finite value.
-enum class Special {
-  kIeee,  // infinities and NaNs, as in IEEE 754
-  kFn,    // no infinity; NaN is the code with all bits set but the sign
-  kFnuz,  // no infinity, no minus zero; NaN takes its code
-};
-
-template <typename Code, int kExponentBits, int kMantissaBits, int kBias, Special kSpecial>
-struct Format {
-  using CodeType = Code;
-  static constexpr int kShift = 23 - kMantissaBits;
-  static constexpr uint32_t kSign = 1u << (kExponentBits + kMantissaBits);
-  static constexpr uint32_t kMagnitude = kSign - 1;
-  static constexpr uint32_t kExponent = kMagnitude & ~((1u << kMantissaBits) - 1);
-  // f32 pattern of the smallest normal value.
-  static constexpr uint32_t kMinNormal = static_cast<uint32_t>(128 - kBias) << 23;
-
-  static DFCCL_INLINE U32 Decode(U32 code) {
-    const U32 magnitude = code & kMagnitude;
-    const U32 sign = (code & kSign) << (31 - kExponentBits - kMantissaBits);
-    U32 bits = magnitude << kShift;
-    if constexpr (kExponentBits < 8) {
-      // Without its implicit one, a subnormal is what exceeds the smallest normal value.
-      const U32 subnormal = (U32)((F32)(bits + kMinNormal) - (F32)Fill(kMinNormal));
-      bits = Choose(magnitude < (1u << kMantissaBits), subnormal,
-                    bits + (static_cast<uint32_t>(127 - kBias) << 23));
-      if constexpr (kSpecial == Special::kIeee) {
-        bits = Choose(magnitude >= kExponent, (magnitude << kShift) | 0x7f800000u, bits);
-      }
-    }
-    if constexpr (kSpecial == Special::kFn) {
-      bits = Choose(magnitude == kMagnitude, Fill(0x7fc00000u), bits);
-    }
-    if constexpr (kSpecial == Special::kFnuz) {
-      return Choose(code == kSign, Fill(0xffc00000u), bits | sign);
-    }
-    return bits | sign;
+// What narrow.h needs to know of a vector.
+struct VectorLanes {
+  using U32 = dfccl::U32;
+  static DFCCL_INLINE U32 Choose(Vector<int32_t, 4 * kPiece> condition, U32 yes, U32 no) {
+    return condition ? yes : no;
   }
-
-  static DFCCL_INLINE U32 Encode(U32 bits) {
-    const U32 sign = (bits >> (31 - kExponentBits - kMantissaBits)) & kSign;
-    const U32 magnitude = bits & 0x7fffffffu;
-    U32 code = (magnitude + ((1u << (kShift - 1)) - 1) + ((magnitude >> kShift) & 1)) >> kShift;
-    if constexpr (kExponentBits < 8) {
-      code -= static_cast<uint32_t>(127 - kBias) << kMantissaBits;
-      // An addend whose unit in the last place is that of subnormals rounds for us.
-      constexpr uint32_t kRounder = kMinNormal + (static_cast<uint32_t>(kShift) << 23);
-      const U32 subnormal = (U32)((F32)magnitude + (F32)Fill(kRounder)) - kRounder;
-      code = Choose(magnitude < kMinNormal, subnormal, code);
-    }
-    const auto nan = magnitude > 0x7f800000u;
-    if constexpr (kSpecial == Special::kIeee) {
-      constexpr uint32_t kQuietNan = kExponent | (1u << (kMantissaBits - 1));
-      if constexpr (kExponentBits < 8) {
-        // Also catches f32 exponents too large for the subtraction above.
-        constexpr uint32_t kOverflow = static_cast<uint32_t>(127 - kBias + (1 << kExponentBits) - 1)
-                                       << 23;
-        code = Choose((magnitude >= kOverflow) | (code > kExponent), Fill(kExponent), code);
-      }
-      return Choose(nan, Fill(kQuietNan), code) | sign;
-    } else {
-      constexpr uint32_t kLargest = kSpecial == Special::kFn ? kMagnitude - 1 : kMagnitude;
-      constexpr uint32_t kTwicePast = static_cast<uint32_t>(127 - kBias + (1 << kExponentBits))
-                                      << 23;
-      const auto overflow = (magnitude >= kTwicePast) | (code > kLargest);
-      if constexpr (kSpecial == Special::kFn) {
-        return Choose(overflow, Fill(kMagnitude), code) | sign;
-      } else {
-        return Choose(overflow, Fill(kSign), Choose(code == 0, code, code | sign));
-      }
-    }
-  }
-};
-
-// Powers of two from 2^-127, and NaN: no zero, no sign. As in ml_dtypes and XLA:
-// ties round up, so does all between the two smallest values, smaller ones become
-// the smallest, zero and negatives become NaN.
-struct FormatE8M0 {
-  using CodeType = uint8_t;
-  static DFCCL_INLINE U32 Decode(U32 code) {
-    const U32 bits = Choose(code == 0u, Fill(0x00400000u), code << 23);
-    return Choose(code == 0xffu, Fill(0x7fc00000u), bits);
-  }
-  static DFCCL_INLINE U32 Encode(U32 bits) {
-    const U32 normal = (bits + 0x00400000u) >> 23;
-    const U32 code =
-        Choose(bits < 0x00800000u, Choose(bits <= 0x00400000u, Fill(0), Fill(1)), normal);
-    // `bits - 1` is huge for +0; the sign bit makes negatives huge.
-    return Choose(bits - 1 >= 0x7f3fffffu, Fill(0xff), code);
-  }
+  static DFCCL_INLINE U32 Fill(uint32_t value) { return U32{} + value; }
+  static DFCCL_INLINE U32 AddFloats(U32 a, U32 b) { return (U32)((F32)a + (F32)b); }
+  static DFCCL_INLINE U32 SubtractFloats(U32 a, U32 b) { return (U32)((F32)a - (F32)b); }
 };
 
 // Conversions between lanes and codes go through 16 bits: a compiler may do a
@@ -542,36 +456,28 @@ void EncodeCodes(const float* values, void* codes, int count) {
   }
 }
 
-// Calls `use` with the format of a narrow type.
-#define DFCCL_NARROW(dtype, use)                               \
-  switch (dtype) {                                             \
-    case DType::kF16:                                          \
-      return use<Format<uint16_t, 5, 10, 15, Special::kIeee>>; \
-    case DType::kBF16:                                         \
-      return use<Format<uint16_t, 8, 7, 127, Special::kIeee>>; \
-    case DType::kF8E3M4:                                       \
-      return use<Format<uint8_t, 3, 4, 3, Special::kIeee>>;    \
-    case DType::kF8E4M3:                                       \
-      return use<Format<uint8_t, 4, 3, 7, Special::kIeee>>;    \
-    case DType::kF8E4M3FN:                                     \
-      return use<Format<uint8_t, 4, 3, 7, Special::kFn>>;      \
-    case DType::kF8E4M3FNUZ:                                   \
-      return use<Format<uint8_t, 4, 3, 8, Special::kFnuz>>;    \
-    case DType::kF8E4M3B11FNUZ:                                \
-      return use<Format<uint8_t, 4, 3, 11, Special::kFnuz>>;   \
-    case DType::kF8E5M2:                                       \
-      return use<Format<uint8_t, 5, 2, 15, Special::kIeee>>;   \
-    case DType::kF8E5M2FNUZ:                                   \
-      return use<Format<uint8_t, 5, 2, 16, Special::kFnuz>>;   \
-    case DType::kF8E8M0FNU:                                    \
-      return use<FormatE8M0>;                                  \
-    default:                                                   \
-      return nullptr;                                          \
+DecodeFunction FindDecode(DType dtype) {
+  switch (dtype) {
+#define DFCCL_CASE(name, ...) \
+  case DType::name:           \
+    return DecodeCodes<__VA_ARGS__>;
+    DFCCL_NARROW_FORMATS(DFCCL_CASE, VectorLanes)
+#undef DFCCL_CASE
+    default:
+      return nullptr;
   }
+}
 
-DecodeFunction FindDecode(DType dtype){DFCCL_NARROW(dtype, DecodeCodes)} EncodeFunction
-    FindEncode(DType dtype) {
-  DFCCL_NARROW(dtype, EncodeCodes)
+EncodeFunction FindEncode(DType dtype) {
+  switch (dtype) {
+#define DFCCL_CASE(name, ...) \
+  case DType::name:           \
+    return EncodeCodes<__VA_ARGS__>;
+    DFCCL_NARROW_FORMATS(DFCCL_CASE, VectorLanes)
+#undef DFCCL_CASE
+    default:
+      return nullptr;
+  }
 }
 
 // As short as a loop with this memory traffic gets: no operators, types, tails or

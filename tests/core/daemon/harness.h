@@ -20,6 +20,7 @@
 #include "core/group.h"
 #include "core/plans/choice.h"
 #include "core/runtime.h"
+#include "tests/core/daemon/kind_values.h"
 
 namespace dfccl {
 namespace testing {
@@ -50,12 +51,6 @@ inline RuntimeOptions Forcing(const std::string& plan) {
     }
   }
   return options;
-}
-
-// Small integers: sums are exact in any order.
-inline float Value(int64_t device, int64_t position, uint64_t instance) {
-  return static_cast<float>(
-      (device * 31 + position * 7 + static_cast<int64_t>(instance % 1009) * 3) % 97);
 }
 
 // One instance of an all_reduce(sum) over f32.
