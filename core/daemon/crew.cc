@@ -51,7 +51,7 @@ Crew::Crew(int workers, void (*attend)(void*), void* attend_argument)
       allowed_cores_(AllowedCores()),
       attend_(attend),
       attend_argument_(attend_argument),
-      run_queue_(kMostDaemons),
+      run_queue_(kMostDaemons, workers),
       short_(kMostCompletions),
       long_(kMostCompletions) {}
 
@@ -63,13 +63,8 @@ void Crew::Enqueue(Daemon* daemon) {
     thread.last = daemon;
     return;
   }
-  Push(daemon);
-  Notify();
-}
-
-void Crew::Push(Daemon* daemon) {
-  // Never full for long: a daemon is in the queue at most once.
-  while (!run_queue_.TryPush(daemon)) std::this_thread::yield();
+  run_queue_.Push(daemon);
+  OfferDaemons(/*elsewhere=*/false);
 }
 
 // Moves this thread's list to the run queue; false if it is empty.
@@ -79,7 +74,7 @@ bool Crew::Spill() {
   thread_state.first = nullptr;
   while (daemon != nullptr) {
     Daemon* next = daemon->next_runnable;  // in the queue it is anyone's
-    Push(daemon);
+    run_queue_.Push(daemon);
     daemon = next;
   }
   return true;
@@ -115,13 +110,15 @@ bool Crew::TryPost(Operation* operation) {
     return true;
   }
   if (!long_.TryPush(completion)) return false;
-  Notify();
+  Notify(/*elsewhere=*/false);
   return true;
 }
 
 void Crew::CallWorkers() {
   Spill();
-  for (int i = 1; i < workers_ && searching_.LoadSeqCst() < i; ++i) {
+  // This thread, and others that may not have come to their share yet.
+  for (int i = std::max(1, runners_.LoadSeqCst()); i < workers_; ++i) {
+    if (searching_.LoadSeqCst() >= i) break;
     if (!WakeOne(/*elsewhere=*/true) && threads_.LoadSeqCst() < workers_) Spawn();
   }
 }
@@ -143,7 +140,7 @@ void Crew::EndDrive() {
       const Completion completion = CompletionOf(*operation);
       // What is below us must not wait for long, unless the queue is full.
       if (now_ns >= end_ns && short_.TryPush(completion)) {
-        Notify();
+        Notify(/*elsewhere=*/false);
       } else {
         Call(completion, &now_ns);
       }
@@ -154,6 +151,7 @@ void Crew::EndDrive() {
 
 void Crew::Drive(Daemon* own, int64_t deadline_ns) {
   thread_state.driving = true;
+  runners_.FetchAddSeqCst(1);
   bool in_time = own == nullptr || !own->lifecycle().TryClaim() || own->Run(deadline_ns);
   in_time = in_time && RunOwn(deadline_ns);
   Daemon* daemon;
@@ -163,13 +161,14 @@ void Crew::Drive(Daemon* own, int64_t deadline_ns) {
   }
   thread_state.driving = false;
   Spill();
-  if (run_queue_.ApproxSize() > 0) Notify();
+  runners_.FetchSubSeqCst(1);
+  OfferDaemons(/*elsewhere=*/false);
   if (short_.ApproxSize() == 0) return;
   if (thread_state.in_callback && !thread_state.collects) {
     // This crew thread comes to them when the callback around us returns.
     attend_(attend_argument_);
   } else if (drainers_.LoadSeqCst() == 0) {
-    Notify();
+    Notify(/*elsewhere=*/false);
   }
 }
 
@@ -223,10 +222,11 @@ bool Crew::TryTake(Work* work) {
     }
     if (stop_.LoadRelaxed() == 0) relief_.StoreRelaxed(0);
   }
-  if (runners_.FetchAddSeqCst(1) < workers_) {
-    if (run_queue_.TryPop(&work->daemon)) return true;
-  }
-  runners_.FetchSubSeqCst(1);
+  do {
+    if (runners_.FetchAddSeqCst(1) < workers_ && run_queue_.TryPop(&work->daemon)) return true;
+    runners_.FetchSubSeqCst(1);
+    // Whoever brought a daemon meanwhile may have taken this thread for one that runs daemons.
+  } while (run_queue_.ApproxSize() > 0 && runners_.LoadSeqCst() < workers_);
   return false;
 }
 
@@ -234,7 +234,8 @@ int64_t Crew::Perform(const Work& work) {
   int64_t search_ns = kSearchNs;
   if (work.drain) drainers_.FetchAddSeqCst(1);
   // The producer of what is left may have notified in vain (bounded_queue.h).
-  if (run_queue_.ApproxSize() > 0 || long_.ApproxSize() > 0) Notify();
+  if (long_.ApproxSize() > 0) Notify(/*elsewhere=*/false);
+  OfferDaemons(/*elsewhere=*/true);
   if (work.daemon != nullptr) {
     runs_.FetchAddRelaxed(1);
     thread_state.driving = true;
@@ -249,7 +250,8 @@ int64_t Crew::Perform(const Work& work) {
     runners_.FetchSubSeqCst(1);
     // Not only for what was spilled: the limit on runners may have turned another
     // thread away. One daemon is for this thread, unless callbacks come first.
-    if (run_queue_.ApproxSize() > (short_.ApproxSize() > 0 ? 0u : 1u)) Notify();
+    if (run_queue_.ApproxSize() > (short_.ApproxSize() > 0 ? 0u : 1u))
+      OfferDaemons(/*elsewhere=*/true);
   } else {
     int64_t now_ns = NowNs();
     Call(work.completion, &now_ns);
@@ -273,7 +275,12 @@ void Crew::Main(ThreadEntry* entry) {
     const int64_t begin_ns = NowNs();
     int64_t now_ns = begin_ns;
     do {
-      SpinPause();
+      // After a while others may have this core, if there are any.
+      if (now_ns - begin_ns < kSearchNs) {
+        SpinPause();
+      } else {
+        std::this_thread::yield();
+      }
       found = TryTake(&work);
       now_ns = NowNs();
     } while (!found && now_ns - begin_ns < search_ns && stop_.LoadRelaxed() == 0);
@@ -302,10 +309,16 @@ void Crew::Main(ThreadEntry* entry) {
   exit_.notify_all();
 }
 
-void Crew::Notify() {
+void Crew::Notify(bool elsewhere) {
   // A searching thread looks once more after it has left this count.
   if (searching_.LoadSeqCst() > 0) return;
-  if (!WakeOne(/*elsewhere=*/false) && threads_.LoadSeqCst() < workers_) Spawn();
+  if (!WakeOne(elsewhere) && threads_.LoadSeqCst() < workers_) Spawn();
+}
+
+void Crew::OfferDaemons(bool elsewhere) {
+  if (run_queue_.ApproxSize() == 0) return;
+  // Whoever runs daemons looks at the queue after it has left this count.
+  if (runners_.LoadSeqCst() < workers_) Notify(elsewhere);
 }
 
 // Wakes a thread if one is parked or about to be.

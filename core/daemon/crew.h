@@ -33,6 +33,7 @@
 
 #include "core/daemon/condvar_sleeper.h"
 #include "core/daemon/operation.h"
+#include "core/daemon/run_queue.h"
 #include "core/protocol/atomics.h"
 #include "core/protocol/bounded_queue.h"
 #include "core/protocol/parking.h"
@@ -127,10 +128,10 @@ class Crew {
   bool TryTake(Work* work);
   bool RunOwn(int64_t deadline_ns);
   bool Spill();
-  void Push(Daemon* daemon);
   int64_t Perform(const Work& work);  // returns how long to search for more
   void Main(ThreadEntry* entry);
-  void Notify();
+  void Notify(bool elsewhere);
+  void OfferDaemons(bool elsewhere);
   bool WakeOne(bool elsewhere);
   bool Spawn();
   void Drain();
@@ -143,10 +144,10 @@ class Crew {
   void (*const attend_)(void*);
   void* const attend_argument_;
 
-  BoundedQueue<Daemon*> run_queue_;
+  RunQueue run_queue_;
   BoundedQueue<Completion> short_;  // callbacks for one thread after the other
   BoundedQueue<Completion> long_;   // callbacks for a thread each
-  Atomic<int32_t> runners_;         // crew threads that run a daemon
+  Atomic<int32_t> runners_;         // threads that run daemons
   Atomic<int32_t> drainers_;        // crew threads that call short callbacks
   Atomic<int32_t> searching_;       // crew threads that look for work before they park
   Atomic<int32_t> idle_;            // crew threads that are parked or about to be

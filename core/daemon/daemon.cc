@@ -2,6 +2,8 @@
 // The loop of a daemon, and what the interpreter can do on a CPU.
 #include "core/daemon/daemon.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstring>
 #include <mutex>
@@ -109,6 +111,8 @@ class Daemon::Machine {
     args.mean_divisor = step.finalize ? record_.members() : 0;
     args.streaming_stores = record_.shape.streaming && !cached;
     dfccl::Reduce(args);
+    if (record_.shape.heavy)
+      daemon_.core.StoreRelaxed(static_cast<uint32_t>(std::max(0, sched_getcpu())));
     EndDataStep();
     return true;
   }

@@ -100,6 +100,7 @@ class Daemon {
 
   Lifecycle& lifecycle() { return lifecycle_; }
   Daemon* next_runnable = nullptr;  // in the list of a thread that runs daemons
+  Atomic<uint32_t> core;            // where it last moved much data
 
   struct Counters {
     Counter completed, failed, quits, restarts, bytes, largest_wait_ns;

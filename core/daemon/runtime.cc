@@ -47,6 +47,9 @@ constexpr int64_t kHugePagesBytes = int64_t{4} << 20;
 constexpr int64_t kNestedBytes = int64_t{32} << 10;
 // How long a submitting thread may run daemons.
 constexpr int64_t kDriveNs = 200'000;
+// and, of a program that has nothing else to do meanwhile, longer by the time that all
+// members' data takes one thread.
+constexpr int64_t kDriveBytesPerNs = 8;
 // How long a submitting thread looks for what other processes send: since something
 // came, and in all. Long, since a member that leaves is woken too late for the next call,
 // which makes its peers leave. While nothing comes it offers its core to others.
@@ -301,9 +304,11 @@ Operation* RuntimeImpl::Submit(const Submission& submission) {
 
   crew_.BeginDrive();
   const bool lingers = Enter(operation, submission);
-  const int64_t deadline_ns = submit_ns + kDriveNs;
   // The operation may be finished and gone once it is submitted.
-  const bool moves_much = operation->bytes * submission.group->size() >= kNestedBytes;
+  const int64_t all_bytes = operation->bytes * submission.group->size();
+  const int64_t longer_ns = submission.closed ? all_bytes / kDriveBytesPerNs : 0;
+  const int64_t deadline_ns = submit_ns + kDriveNs + longer_ns;
+  const bool moves_much = all_bytes >= kNestedBytes;
   while (!daemon->TrySubmit(operation)) {
     // Full: make room ourselves, or let the thread that drives do so.
     crew_.Drive(daemon, NowNs() + kDriveNs);
