@@ -302,19 +302,13 @@ def over(axis):
                                  out_specs=P(*mesh.axis_names), check_vma=False))(x)
 values = [float(shard.data.item()) for shard in over("device").addressable_shards]
 assert values == [4.0 * int(sys.argv[2]) + 1] * 2, values
-ragged = lambda x: jax_dfccl.ragged_all_to_all(
-    x[0], x[0], *[np.zeros((2,), np.int32)] * 4, axis_name="process")[None]
-try:
-    jax.jit(jax.shard_map(ragged, mesh=mesh, in_specs=P("process"), out_specs=P("process"),
-                          check_vma=False)).lower(jax.ShapeDtypeStruct((2, 4), np.float32))
-except NotImplementedError as error:
-    print(error)
+print("right")
 """
 
 
-def test_ragged_groups_across_processes():
+def test_groups_within_one_of_two_processes():
     for out, err in outputs_of_two(TWO_PROCESSES):
-        assert "in processes [0, 1]; this operation is for groups within a process" in out, err
+        assert out.splitlines()[-1:] == ["right"], err
 
 
 # Other collectives --------------------------------------------------------------------------------
