@@ -132,8 +132,9 @@ void SocketWire::Send(Lane* lane) {
     if (sent < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN) return;
-      // The in side finds the end, after what came before it.
       send_error_.StoreRelease(errno);  // partner: the load in EndOf
+      // The in side finds the end, after what came before it, at whichever socket it is.
+      for (const std::unique_ptr<Lane>& each : lanes_) shutdown(each->socket, SHUT_RD);
       continue;
     }
     sent_.StoreRelaxed(sent_.LoadRelaxed() + static_cast<uint64_t>(sent));

@@ -51,6 +51,12 @@ struct Ends {
   int memory[2] = {-1, -1};
 };
 
+// Closes one of the two, which nobody has taken over.
+inline void CloseEnd(const Ends& ends, int which) {
+  for (int socket : ends.sockets[which]) close(socket);
+  if (ends.memory[which] >= 0) close(ends.memory[which]);
+}
+
 inline void ConnectTcp(Ends* ends) {
   const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address = {};

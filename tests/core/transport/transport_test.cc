@@ -2,6 +2,7 @@
 // The transport, two or more of them in one process.
 #include "core/transport/transport.h"
 
+#include <errno.h>
 #include <gtest/gtest.h>
 #include <time.h>
 
@@ -430,13 +431,39 @@ TEST_P(TransportTest, AnEndWithoutGoodbyeIsADeath) {
   const std::string payload = Bytes(16, 32 << 20);
   ASSERT_TRUE(a.Post(1, "stuck", payload, 0, &a));
   ASSERT_TRUE(a.Post(1, "behind", payload, 0, &a));
-  close(ends.sockets[1][0]);
-  if (ends.memory[1] >= 0) close(ends.memory[1]);
+  CloseEnd(ends, 1);
   const Status status = a.recorder.WaitDown(1);
   EXPECT_EQ(status.code(), StatusCode::kAborted);
   EXPECT_EQ(status.message().find("connection lost: "), 0u) << status.message();
   EXPECT_EQ(a.recorder.sent(&a), 2);
   EXPECT_FALSE(a.Post(1, "too late"));
+}
+
+TEST(LinkTest, TheEndOfOneOfSeveralSocketsIsTheEnd) {
+  const std::string payload = Bytes(18, 1 << 20);
+  TransportOptions options;
+  options.silence_ns = 0;
+  for (size_t ended = 0; ended < 3; ++ended) {
+    Node a(0, options);
+    Ends ends = Connect(Over::kTcps);
+    ASSERT_TRUE(a.transport->AddLink(1, ends.sockets[0], -1).ok());
+    close(ends.sockets[1][ended]);
+    ends.sockets[1].erase(ends.sockets[1].begin() + static_cast<std::ptrdiff_t>(ended));
+    int posted = 0;
+    while (posted < 8 && a.Post(1, std::to_string(posted), payload, 0, &a)) ++posted;
+    const Status status = a.recorder.WaitDown(1);
+    EXPECT_EQ(status.message().find("connection lost: "), 0u) << ended << ": " << status.message();
+    EXPECT_EQ(a.recorder.sent(&a), posted);
+    for (int socket : ends.sockets[1]) {  // the peer finds it at the others, too
+      const timeval limit = {60, 0};
+      setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+      std::string sink(1 << 20, 0);
+      ssize_t read;
+      while ((read = recv(socket, &sink[0], sink.size(), 0)) > 0) continue;
+      EXPECT_TRUE(read == 0 || errno == ECONNRESET) << std::strerror(errno);
+    }
+    CloseEnd(ends, 1);
+  }
 }
 
 TEST_P(TransportTest, DeclaredDown) {
@@ -464,8 +491,7 @@ TEST(LinkTest, DownBeforeThereIsALink) {
   EXPECT_FALSE(a.transport->AddLink(7, ends.sockets[0], ends.memory[0]).ok());
   char byte;
   EXPECT_EQ(recv(ends.sockets[1][0], &byte, 1, 0), 0);  // it was closed
-  close(ends.sockets[1][0]);
-  close(ends.memory[1]);
+  CloseEnd(ends, 1);
 }
 
 TEST(LinkTest, LinksThatAreRefused) {
@@ -473,7 +499,7 @@ TEST(LinkTest, LinksThatAreRefused) {
   for (const int process : {-1, 0, Transport::kMostProcesses}) {
     const Ends ends = Connect(Over::kTcp);
     EXPECT_FALSE(a.transport->AddLink(process, ends.sockets[0], -1).ok());
-    close(ends.sockets[1][0]);
+    CloseEnd(ends, 1);
   }
   Ends ends = Connect(Over::kRing, 1000);
   EXPECT_FALSE(a.transport->AddLink(1, ends.sockets[0], ends.memory[0]).ok());
@@ -547,7 +573,7 @@ TEST(SilenceTest, ASilentPeerIsDown) {
   const Ends ends = Connect(Over::kTcp);
   ASSERT_TRUE(a.transport->AddLink(1, ends.sockets[0], -1).ok());
   EXPECT_EQ(a.recorder.WaitDown(1).message(), "connection lost: nothing heard any more");
-  close(ends.sockets[1][0]);
+  CloseEnd(ends, 1);
 }
 
 }  // namespace

@@ -23,14 +23,12 @@ class Child {
     pid_ = fork();
     if (pid_ == 0) {
       alarm(120);
-      close(ends_.sockets[0][0]);
-      if (ends_.memory[0] >= 0) close(ends_.memory[0]);
+      CloseEnd(ends_, 0);
       Node node(1, options);
       const bool linked = node.transport->AddLink(0, ends_.sockets[1], ends_.memory[1]).ok();
       _exit(linked && body(&node) && !testing::Test::HasFailure() ? 0 : 1);
     }
-    close(ends_.sockets[1][0]);
-    if (ends_.memory[1] >= 0) close(ends_.memory[1]);
+    CloseEnd(ends_, 1);  // the child's death is the end of all its sockets
   }
   ~Child() {
     if (pid_ > 0) {
