@@ -20,6 +20,7 @@ _MARGIN_S = 10.0  # how long an agreement may take once nobody is waited for
 _log = logging.getLogger("jax_dfccl")
 
 Waiting = concurrent.futures.Future[Any]
+_TELL_S = 10.0  # at most, until the thread that connects has told others
 
 
 class Runtime(Protocol):
@@ -115,7 +116,10 @@ class Membership:
         The result, once all have come, is who came last; or an error if some cannot come.
         """
         future: Waiting = concurrent.futures.Future()
-        self._connections.call(self._come, f"{point} {self.era}", future)
+        told: Waiting = concurrent.futures.Future()
+        self._connections.call(self._come, f"{point} {self.era}", future, told)
+        # What this process does from here on is seen by others after its coming.
+        concurrent.futures.wait([told], timeout=_TELL_S)
         return future
 
     def advance(self) -> None:
@@ -279,8 +283,15 @@ class Membership:
 
     # Meetings.
 
-    def _come(self, point: str, future: Waiting) -> None:
-        self._meetings[point] = future
+    def _come(self, point: str, future: Waiting, told: Waiting) -> None:
+        try:
+            self._read_notes()  # who has come before
+            self._meetings[point] = future
+            self._tell_of_coming(point)
+        finally:
+            told.set_result(None)
+
+    def _tell_of_coming(self, point: str) -> None:
         gone = self.members & set(self._lost)
         if self._left_out:
             self._fail(point, self._left_out)
