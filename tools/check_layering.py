@@ -41,7 +41,11 @@ INCLUDE_RULES = (
     ("only xla_ffi bindings may use nanobind", r"nanobind/|Python\.h$", r"xla_ffi/bindings[^/]*$"),
     ("only xla_ffi may use XLA's headers", r"xla/", r"xla_ffi/"),
     ("nothing below includes xla_ffi", r"xla_ffi/", rf"xla_ffi/|{NOT_PRODUCT}"),
-    ("core does not know CUDA", r"cuda_runtime|cuda\.h$|cuda/(?!atomic$)", r"cuda/|xla_ffi/"),
+    (
+        "core does not know CUDA",
+        r"cuda_runtime|cuda\.h$|cuda/(?!atomic$)",
+        rf"cuda/|xla_ffi/|{NOT_PRODUCT}",
+    ),
     (
         "atomics come from core/protocol/atomics.h",
         ATOMIC_LIBRARIES,
@@ -51,7 +55,7 @@ INCLUDE_RULES = (
     (
         "the daemon is behind core/runtime.h",
         r"core/daemon/",
-        rf"core/daemon/|core/[^/]+\.cc$|cuda/|{NOT_PRODUCT}",
+        rf"core/daemon/|core/[^/]+\.cc$|{NOT_PRODUCT}",
     ),
     (
         "plans, reduce, trace and protocol do not know the runtime",
@@ -79,19 +83,19 @@ CPP_CODE_RULES = (
     (
         "memory orders live in core/protocol/atomics.h",
         re.compile(r"\b(std::atomic|atomic_thread_fence|memory_order\w*|__atomic_\w+|__sync_\w+)"),
-        re.compile(r"core/|xla_ffi/"),
+        re.compile(r"core/|cuda/|xla_ffi/"),
         ATOMICS_HEADER,
     ),
     (
         "volatile is not synchronisation",
         re.compile(r"\bvolatile\b(?!\s*\()"),
-        re.compile(r"core/|xla_ffi/"),
+        re.compile(r"core/|cuda/|xla_ffi/"),
         ATOMICS_HEADER,
     ),
     (
         "only jax_dfccl/_config.py reads the environment",
         re.compile(r"\b(secure_)?getenv\b"),
-        re.compile(r"core/|xla_ffi/"),
+        re.compile(r"core/|cuda/|xla_ffi/"),
         None,
     ),
 )

@@ -214,7 +214,7 @@ def python(context: Context) -> None:
             *(context.bin / "python", "-m", "pytest", "tests/python", "-n", "2"),
             *("--timeout", "300", "--durations", "5", *marker),
         ],
-        limit_s=7200 if context.soak else 1500,
+        limit_s=7200 if context.soak else 2700,
     )
 
 

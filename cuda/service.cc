@@ -1,0 +1,829 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/service.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "core/reduce/reduce.h"
+
+namespace dfccl {
+namespace gpu {
+namespace {
+
+constexpr auto kKeeperPause = std::chrono::milliseconds(1);
+// How long after a daemon has left with something unfinished it is launched again although
+// nothing is known to have changed; doubled while that is in vain.
+constexpr int64_t kLeastPauseNs = 1'000'000;
+constexpr int64_t kMostPauseNs = 64'000'000;
+constexpr int64_t kLateLookNs = 50'000'000;
+constexpr int64_t kRoomNs = 10'000'000'000;
+constexpr int64_t kShutdownNs = 5'000'000'000;
+constexpr size_t kRememberedFailures = 256;
+// Host memory of the daemons' words: as many operations as blocks have tasks.
+constexpr uint32_t kNoTask = ~uint32_t{0};
+
+int64_t NowNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+template <typename T>
+Status Allocate(Status (Gpu::*allocate)(size_t, void**), Gpu* gpu, size_t count, T** memory) {
+  void* bytes;
+  Status status = (gpu->*allocate)(count * sizeof(T), &bytes);
+  if (status.ok()) *memory = static_cast<T*>(bytes);
+  return status;
+}
+
+std::string DevicesText(const Group& group) {
+  std::string text = "[";
+  for (int i = 0; i < group.size(); ++i) {
+    if (i == 8) return text + ", ... " + std::to_string(group.size()) + " devices]";
+    text += (i > 0 ? ", " : "") + std::to_string(group.members[i]);
+  }
+  return text + "]";
+}
+
+std::string Text(const Signature& signature) {
+  std::string text = KindName(signature.kind);
+  if (Folds(signature.kind)) text += std::string("(") + ReduceOpName(signature.op) + ")";
+  text += " of " + std::to_string(signature.count) + " " + DTypeName(signature.dtype);
+  if (HasRoot(signature.kind)) text += " with root " + std::to_string(signature.root);
+  return text;
+}
+
+std::string Text(const Submission& submission) {
+  std::string text = Text(submission.signature);
+  if (!submission.name.empty()) text += " '" + std::string(submission.name) + "'";
+  return text + " on device " + std::to_string(submission.device) + " of " +
+         DevicesText(*submission.group);
+}
+
+Status Refused(const Submission& submission, const std::string& why) {
+  return Status(StatusCode::kInvalidArgument, Text(submission) + ": " + why);
+}
+
+}  // namespace
+
+std::unique_ptr<Service> Service::Make(std::vector<std::unique_ptr<Gpu>> gpus,
+                                       const ServiceOptions& options, Status* status) {
+  std::unique_ptr<Service> service(new Service(options));
+  service->sequence_ = options.first_sequence;
+  for (std::unique_ptr<Gpu>& gpu : gpus) {
+    auto site = std::make_unique<Site>();
+    site->gpu = std::move(gpu);
+    *status = service->SetUp(site.get());
+    if (!status->ok()) return nullptr;
+    service->gpus_.push_back(std::move(site));
+  }
+  service->keeper_ = std::thread([raw = service.get()] { raw->Keep(); });
+  return service;
+}
+
+Status Service::SetUp(Site* site) {
+  Gpu* gpu = site->gpu.get();
+  const uint32_t blocks = options_.blocks, tasks = options_.tasks_of_a_block;
+  const uint64_t entries = 2 * uint64_t{tasks};  // joins, and as many failures
+  std::vector<BlockWiring> wiring(blocks);
+  OperationWords* words = nullptr;
+  Door* door = nullptr;
+  BlockCounters* counters = nullptr;
+  BlockWiring* device_wiring = nullptr;
+  DaemonArguments& arguments = site->arguments;
+  Status status;
+  const auto device = [&](size_t count, auto** memory) {
+    if (status.ok()) status = Allocate(&Gpu::Allocate, gpu, count, memory);
+  };
+  const auto mapped = [&](size_t count, auto** memory) {
+    if (status.ok()) status = Allocate(&Gpu::AllocateMapped, gpu, count, memory);
+  };
+  mapped(1, &door);
+  mapped(blocks, &counters);
+  mapped(size_t{blocks} * tasks, &words);
+  device(blocks, &device_wiring);
+  device(blocks, &arguments.states);
+  device(1, &arguments.grid);
+  for (uint32_t i = 0; i < blocks; ++i) {
+    BlockWiring& block = wiring[i];
+    mapped(1, &block.submission_ends);
+    mapped(entries, &block.submissions);
+    mapped(1, &block.completion_ends);
+    mapped(tasks, &block.completions);
+    device(tasks, &block.tasks);
+    device(tasks, &block.blocked);
+    block.submission_capacity = entries;
+    block.completion_capacity = tasks;
+    block.counters = counters + i;
+  }
+  void* memory = nullptr;
+  if (status.ok()) status = gpu->Allocate(options_.memory_bytes, &memory);
+  if (status.ok()) status = gpu->Upload(device_wiring, wiring.data(), blocks * sizeof(BlockWiring));
+  if (!status.ok()) return status;
+
+  site->memory = std::make_unique<MemoryPool>(memory, options_.memory_bytes);
+  for (size_t i = size_t{blocks} * tasks; i-- > 0;) {
+    for (Atomic<uint64_t>* word : {&words[i].ready, &words[i].done, &words[i].released}) {
+      word->StoreRelaxed(options_.first_sequence);
+    }
+    site->free_words.push_back(words + i);
+  }
+  for (uint32_t i = 0; i < blocks; ++i) {
+    BlockQueues queues;
+    for (SpscEnds* ends : {wiring[i].submission_ends, wiring[i].completion_ends}) {
+      ends->pushed.StoreRelaxed(options_.first_sequence);
+      ends->popped.StoreRelaxed(options_.first_sequence);
+    }
+    queues.submissions = std::make_unique<SpscProducer<SubmissionEntry>>(
+        wiring[i].submission_ends, wiring[i].submissions, entries);
+    queues.completions = std::make_unique<SpscConsumer<CompletionEntry>>(
+        wiring[i].completion_ends, wiring[i].completions, tasks);
+    queues.counters = wiring[i].counters;
+    for (uint32_t task = tasks; task-- > 0;) queues.free_tasks.push_back(task);
+    queues.operation_of.resize(tasks);
+    site->blocks.push_back(std::move(queues));
+  }
+  arguments.wiring = device_wiring;
+  arguments.door = door;
+  arguments.blocks = blocks;
+  arguments.quit_polls = options_.quit_polls;
+  return Status();
+}
+
+Service::~Service() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stop_ = true;
+    changed_.notify_all();
+  }
+  if (keeper_.joinable()) keeper_.join();
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (auto& [key, instance] : instances_) {
+    if (instance->status.ok()) {
+      Fail(instance.get(), Status(StatusCode::kAborted, "the runtime has been shut down"));
+    }
+  }
+  const auto pause = [&] {
+    lock.unlock();
+    std::this_thread::sleep_for(kKeeperPause);
+    lock.lock();
+  };
+  // What is not ready never will be.
+  const int64_t end_ns = NowNs() + kShutdownNs;
+  const auto is_ready = [](const HostOperation& operation) {
+    return operation.state == State::kRunning &&
+           static_cast<int64_t>(operation.words->ready.LoadRelaxed() - operation.sequence) >= 0;
+  };
+  while (NowNs() < end_ns && std::any_of(operations_.begin(), operations_.end(), is_ready)) {
+    Drain();
+    for (auto& site : gpus_) LaunchIfParked(site.get());
+    pause();
+  }
+  for (auto& site : gpus_) site->arguments.door->stop.StoreRelaxed(1);
+  for (auto& site : gpus_) {
+    if (!site->broken.ok()) continue;
+    const auto parked = [&] {
+      return site->arguments.door->parked.LoadAcquire() == site->launches;
+    };
+    while (!parked() && NowNs() < end_ns + kShutdownNs) pause();
+    // Its memory must outlive it.
+    if (!parked()) site->gpu.release();
+  }
+}
+
+Status Service::Start(int gpu, Stream stream, const Submission& submission,
+                      const RaggedArrays* ragged, uint64_t* ticket) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return Enter(gpu, stream, submission, ragged, ticket, lock);
+}
+
+Status Service::Enter(int gpu, Stream stream, const Submission& submission,
+                      const RaggedArrays* ragged, uint64_t* ticket,
+                      std::unique_lock<std::mutex>& lock) {
+  Drain();
+  if (auto error = errors_.find(submission.device); error != errors_.end()) {
+    const Status status = error->second;
+    errors_.erase(error);
+    return status;
+  }
+  Rank rank;
+  if (Status status = FindRank(submission.device, gpu, &rank); !status.ok()) return status;
+  Site* site = gpus_[gpu].get();
+  if (!site->broken.ok()) return site->broken;
+  const Signature& signature = submission.signature;
+  const Group& group = *submission.group;
+  if (group.placement != nullptr) {
+    return Refused(submission, "groups over several processes are for CPU devices only so far");
+  }
+  if ((signature.kind == Kind::kRaggedAllToAll) != (ragged != nullptr)) {
+    return Refused(submission, "index arrays are for ragged exchanges, and for these only");
+  }
+  const Plan* plan;
+  const DevicePlan* device_plan;
+  if (Status status = FindPlan(submission, site, &plan, &device_plan); !status.ok()) return status;
+
+  HostOperation operation;
+  const int64_t size = DTypeSize(signature.dtype);
+  const int64_t block_bytes = signature.count * size;
+  operation.source_bytes =
+      block_bytes *
+      (ragged != nullptr ? ragged->source_rows : SourceBlocks(signature.kind, group.size()));
+  operation.result_bytes =
+      block_bytes *
+      (ragged != nullptr ? ragged->result_rows : ResultBlocks(signature.kind, group.size()));
+  const int64_t bytes = std::max(operation.source_bytes, operation.result_bytes);
+  const auto lanes = static_cast<uint32_t>(
+      ragged != nullptr ? 1 : std::clamp<int64_t>(bytes / options_.lane_bytes, 1, options_.blocks));
+  if (Status status = WaitForRoom(site, rank, lanes, lock); !status.ok()) return status;
+  Instance* instance;
+  if (Status status = Find(submission, gpu, &instance); !status.ok()) return status;
+  if (Status status = Stage(submission, *plan, site, &operation); !status.ok()) return status;
+  if (instance == nullptr) {
+    if (Status status = Join(submission, gpu, *plan, lanes, &instance); !status.ok()) {
+      operation.site = gpu;
+      GiveBack(&operation);
+      return status;
+    }
+  }
+
+  operation.state = State::kRunning;
+  operation.site = gpu;
+  operation.device = submission.device;
+  operation.words = site->free_words.back();
+  site->free_words.pop_back();
+  operation.sequence = ++sequence_;
+  operation.instance = instance;
+  operation.member = static_cast<uint16_t>(submission.member);
+  operation.lanes_left = instance->lanes;
+  operation.timeout_ns = submission.timeout_ns > 0 ? submission.timeout_ns : options_.timeout_ns;
+  operation.deadline_ns = NowNs() + operation.timeout_ns;
+
+  SubmissionEntry entry = {};
+  entry.sequence = operation.sequence;
+  entry.kind = EntryKind::kJoin;
+  entry.words = operation.words;
+  entry.record = instance->record;
+  entry.list = device_plan->members[submission.member];
+  entry.source = operation.staged_source != nullptr ? operation.staged_source : submission.source;
+  entry.result = operation.staged_result != nullptr ? operation.staged_result : submission.result;
+  entry.scratch = operation.scratch;
+  if (ragged != nullptr) entry.ragged = *ragged;
+  entry.count = signature.count;
+  entry.align = std::max<int64_t>(1, static_cast<int64_t>(kCacheLine) / size);
+  entry.slice_elements =
+      std::max<int64_t>(options_.slice_bytes / (plan->most_refs * size) / entry.align, 64) *
+      entry.align;
+  entry.priority = submission.priority;
+  entry.members = static_cast<uint32_t>(group.size());
+  entry.lanes = instance->lanes;
+  entry.member = operation.member;
+  entry.is_ragged = ragged != nullptr ? 1 : 0;
+  entry.element_size = static_cast<uint8_t>(size);
+  entry.accumulated_size = static_cast<uint8_t>(DTypeSize(AccumulationType(signature.dtype)));
+  entry.op = signature.op;
+  entry.dtype = Folds(signature.kind) ? signature.dtype : PlainType(size);
+
+  const uint32_t index = NewOperation();
+  for (uint32_t lane = 0; lane < instance->lanes; ++lane) {
+    const uint32_t number = (rank.number + lane) % options_.blocks;
+    BlockQueues& block = site->blocks[number];
+    entry.lane = static_cast<uint16_t>(lane);
+    entry.lane_begin = ChunkStart(signature.count, lane, instance->lanes, entry.align);
+    entry.lane_end = ChunkStart(signature.count, lane + 1, instance->lanes, entry.align);
+    entry.task = block.free_tasks.back();
+    block.free_tasks.pop_back();
+    block.operation_of[entry.task] = index;
+    operation.tasks.emplace_back(number, entry.task);
+    block.submissions->TryPush(entry);  // WaitForRoom has looked
+  }
+  operation.generation = operations_[index].generation;
+  instance->operations[operation.member] = index;
+  ++instance->joined;
+  *ticket = uint64_t{operation.generation} << 32 | (index + 1);
+
+  Status status;
+  if (operation.staged_source != nullptr && operation.source_bytes > 0) {
+    status = site->gpu->Copy(stream, operation.staged_source, submission.source,
+                             static_cast<size_t>(operation.source_bytes));
+  }
+  if (status.ok()) {
+    status = site->gpu->Write(stream, &operation.words->ready, operation.sequence);
+  }
+  operations_[index] = std::move(operation);
+  ++site->unfinished;
+  ++counters_.submitted;
+  if (unfinished_++ == 0) changed_.notify_all();
+  LaunchIfParked(site);
+  return status;
+}
+
+Status Service::FindRank(int64_t device, int gpu, Rank* rank) {
+  if (gpu < 0 || gpu >= static_cast<int>(gpus_.size())) {
+    return Status(StatusCode::kInternal, "there is no GPU " + std::to_string(gpu));
+  }
+  const auto [entry, is_new] = ranks_.try_emplace(device, Rank{gpu, gpus_[gpu]->ranks});
+  if (is_new) ++gpus_[gpu]->ranks;
+  *rank = entry->second;
+  if (rank->site == gpu) return Status();
+  return Status(StatusCode::kInvalidArgument,
+                "device " + std::to_string(device) + " is on GPU " + std::to_string(rank->site) +
+                    " and cannot submit to GPU " + std::to_string(gpu));
+}
+
+Status Service::FindPlan(const Submission& submission, Site* site, const Plan** plan,
+                         const DevicePlan** device_plan) {
+  const Signature& signature = submission.signature;
+  const int members = submission.group->size();
+  const PlanChoice choice = PlanRules(options_.plan_rules).Choose(signature, members);
+  if (!HasPlans(signature.kind, choice.algorithm) ||
+      members > MostMembers(signature.kind, choice.algorithm)) {
+    return Refused(submission, "the group is larger than it can serve");
+  }
+  *plan = &CachedPlan({signature.kind, choice.algorithm, members, signature.root, signature.pairs,
+                       choice.chunks_per_member, nullptr});
+  if ((*plan)->most_refs > kMostBuffers) {
+    return Refused(submission, "a step of its plan " + PlanName(choice) + " touches " +
+                                   std::to_string((*plan)->most_refs) + " buffers, more than the " +
+                                   std::to_string(kMostBuffers) + " that a GPU's daemon can");
+  }
+  const auto [entry, is_new] = site->plans.try_emplace(*plan);
+  DevicePlan& there = entry->second;
+  *device_plan = &there;
+  if (!is_new) return Status();
+
+  std::vector<Step> steps;
+  for (const MemberPlan& member : (*plan)->member) {
+    steps.insert(steps.end(), member.steps.begin(), member.steps.end());
+  }
+  const size_t step_bytes = (steps.size() * sizeof(Step) + 15) / 16 * 16;
+  const size_t ref_bytes = (*plan)->refs.size() * sizeof(BufferRef);
+  auto* memory = static_cast<char*>(site->memory->Take(step_bytes + ref_bytes));
+  Status status =
+      memory == nullptr ? Refused(submission, "no device memory is left for its plan") : Status();
+  if (status.ok()) status = site->gpu->Upload(memory, steps.data(), steps.size() * sizeof(Step));
+  if (status.ok()) {
+    status = site->gpu->Upload(memory + step_bytes, (*plan)->refs.data(), ref_bytes);
+  }
+  if (!status.ok()) {
+    site->memory->Give(memory);
+    site->plans.erase(entry);
+    return status;
+  }
+  const auto* next = reinterpret_cast<const Step*>(memory);
+  for (int member = 0; member < members; ++member) {
+    StepList list = (*plan)->List(member);
+    list.steps = next;
+    list.refs = reinterpret_cast<const BufferRef*>(memory + step_bytes);
+    next += list.step_count;
+    there.members.push_back(list);
+  }
+  return Status();
+}
+
+Status Service::WaitForRoom(Site* site, const Rank& rank, uint32_t lanes,
+                            std::unique_lock<std::mutex>& lock) {
+  const int64_t end_ns = NowNs() + kRoomNs;
+  for (;;) {
+    bool room = !site->free_words.empty();
+    for (uint32_t lane = 0; lane < lanes && room; ++lane) {
+      room = !site->blocks[(rank.number + lane) % options_.blocks].free_tasks.empty();
+    }
+    if (room) return Status();
+    if (NowNs() > end_ns) {
+      return Status(StatusCode::kInternal,
+                    "no room for more than " + std::to_string(options_.tasks_of_a_block) +
+                        " unfinished collectives of a block of the daemon; none has finished "
+                        "for " +
+                        std::to_string(kRoomNs / 1'000'000'000) + " s");
+    }
+    LaunchIfParked(site);
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    lock.lock();
+    Drain();
+  }
+}
+
+// Memory that the operation holds beside the caller's.
+Status Service::Stage(const Submission& submission, const Plan& plan, Site* site,
+                      HostOperation* operation) {
+  const Signature& signature = submission.signature;
+  const bool overwritten =
+      submission.source == submission.result && operation->source_bytes > 0 && !plan.in_place;
+  const int64_t scratch_bytes =
+      int64_t{plan.scratch_slots} * signature.count * DTypeSize(AccumulationType(signature.dtype));
+  int64_t wanted = 0;
+  const auto take = [&](bool needed, int64_t bytes, void** memory) {
+    if (!needed || wanted < 0) return;
+    *memory = site->memory->Take(static_cast<size_t>(bytes));
+    if (*memory == nullptr) wanted = -std::max<int64_t>(1, bytes);
+  };
+  take(submission.stage_source, operation->source_bytes, &operation->staged_source);
+  take(operation->result_bytes > 0 && (submission.result == nullptr || overwritten),
+       operation->result_bytes, &operation->staged_result);
+  take(scratch_bytes > 0, scratch_bytes, &operation->scratch);
+  if (wanted == 0) return Status();
+  for (void* memory : {operation->staged_source, operation->staged_result, operation->scratch}) {
+    site->memory->Give(memory);
+  }
+  return Refused(submission, "the daemon has no " + std::to_string(-wanted) + " bytes of its " +
+                                 std::to_string(options_.memory_bytes) +
+                                 " bytes of device memory left");
+}
+
+void Service::GiveBack(HostOperation* operation) {
+  MemoryPool* memory = gpus_[operation->site]->memory.get();
+  for (void** held : {&operation->staged_source, &operation->staged_result, &operation->scratch}) {
+    memory->Give(*held);
+    *held = nullptr;
+  }
+}
+
+// The instance that the submission belongs to, if others have joined it.
+Status Service::Find(const Submission& submission, int site, Instance** instance) {
+  const Key key = {submission.id, submission.group};
+  for (const auto& [ended, status] : ended_badly_) {
+    if (ended == key) return status;
+  }
+  const auto entry = instances_.find(key);
+  *instance = entry != instances_.end() ? entry->second.get() : nullptr;
+  if (*instance == nullptr) return Status();
+  Instance& found = **instance;
+  if (!found.status.ok()) return found.status;
+  if (found.operations[submission.member] >= 0) {
+    return Status(StatusCode::kInternal, Text(submission) + " has been submitted twice");
+  }
+  if (found.signature != submission.signature) {
+    const Status status(StatusCode::kMismatch, "members disagree: " + Text(submission) + " meets " +
+                                                   Text(found.signature) + " on other devices");
+    Fail(&found, status);
+    return status;
+  }
+  if (found.site != site) {
+    for (const auto& [one, other] : {std::pair(site, found.site), std::pair(found.site, site)}) {
+      const Status status = gpus_[one]->gpu->Reach(gpus_[other]->gpu.get());
+      if (status.ok()) continue;
+      Fail(&found, status);
+      return status;
+    }
+  }
+  return Status();
+}
+
+Status Service::TakeRecord(Site* site, uint32_t members, uint32_t lanes, Record** record) {
+  std::vector<Record*>& free = site->records[{members, lanes}];
+  if (!free.empty()) {
+    *record = free.back();
+    free.pop_back();
+    return Status();
+  }
+  const size_t bytes = Record::Bytes(members, lanes);
+  *record = static_cast<Record*>(site->memory->Take(bytes));
+  if (*record == nullptr) {
+    return Status(StatusCode::kInternal, "the daemon has no device memory left for its records");
+  }
+  return site->gpu->Clear(*record, bytes);
+}
+
+Status Service::Join(const Submission& submission, int site, const Plan& plan, uint32_t lanes,
+                     Instance** instance) {
+  auto made = std::make_unique<Instance>();
+  const int members = submission.group->size();
+  Status status =
+      TakeRecord(gpus_[site].get(), static_cast<uint32_t>(members), lanes, &made->record);
+  if (!status.ok()) return status;
+  made->id = submission.id;
+  made->group = submission.group;
+  made->signature = submission.signature;
+  made->site = site;
+  made->lanes = lanes;
+  made->plan = &plan;
+  made->operations.assign(members, -1);
+  *instance = made.get();
+  instances_[{submission.id, submission.group}] = std::move(made);
+  return Status();
+}
+
+uint32_t Service::NewOperation() {
+  if (free_operations_.empty()) {
+    operations_.emplace_back();
+    return static_cast<uint32_t>(operations_.size() - 1);
+  }
+  const uint32_t index = free_operations_.back();
+  free_operations_.pop_back();
+  return index;
+}
+
+// Tells every task of the instance that has not finished: one that still is there takes
+// the others along.
+void Service::Fail(Instance* instance, const Status& status) {
+  instance->status = status;
+  instance->told = true;
+  for (int64_t index : instance->operations) {
+    if (index < 0) continue;
+    HostOperation& operation = operations_[index];
+    if (operation.instance != instance || operation.state != State::kRunning) continue;
+    SubmissionEntry entry = {};
+    entry.kind = EntryKind::kFail;
+    entry.sequence = operation.sequence;
+    Site* site = gpus_[operation.site].get();
+    for (const auto& [block, task] : operation.tasks) {
+      if (task == kNoTask) continue;
+      entry.task = task;
+      // If there is no room the next look for late operations tries again.
+      instance->told &= site->blocks[block].submissions->TryPush(entry);
+    }
+    LaunchIfParked(site);
+  }
+}
+
+void Service::Drain() {
+  for (auto& site : gpus_) Drain(site.get());
+  size_t kept = 0;
+  for (uint32_t index : releasing_) {
+    const HostOperation& operation = operations_[index];
+    if (static_cast<int64_t>(operation.words->released.LoadAcquire() - operation.sequence) < 0) {
+      releasing_[kept++] = index;
+    } else {
+      Retire(index);
+    }
+  }
+  releasing_.resize(kept);
+}
+
+void Service::Drain(Site* site) {
+  if (!site->broken.ok()) return EndBroken(site);
+  CompletionEntry entry;
+  for (uint32_t number = 0; number < site->blocks.size(); ++number) {
+    BlockQueues& block = site->blocks[number];
+    while (block.completions->TryPop(&entry)) {
+      const uint32_t index = block.operation_of[entry.task];
+      HostOperation& operation = operations_[index];
+      Instance& instance = *operation.instance;
+      block.free_tasks.push_back(entry.task);
+      for (auto& task : operation.tasks) {
+        if (task == std::pair(number, entry.task)) task.second = kNoTask;
+      }
+      if (entry.record_failed != 0) instance.dirty = true;
+      if (entry.failed != 0) {
+        if (instance.status.ok()) {
+          const Cause cause = Cause::Of(entry.cause);
+          const std::vector<int64_t>& members = instance.group->members;
+          const std::string what = Text(instance.signature) + " of " + DevicesText(*instance.group);
+          const std::string device = std::to_string(members[cause.member]);
+          instance.status =
+              cause.reason == Reason::kRagged
+                  ? Status(StatusCode::kInvalidArgument,
+                           what + ": the rows that device " + std::to_string(members[cause.peer]) +
+                               " sends to device " + device +
+                               " do not fit: its send_sizes must equal recv_sizes there, and "
+                               "offsets must lie inside operand and output")
+                  : Status(StatusCode::kInternal, what + ": device " + device + " failed");
+        }
+        operation.status = instance.status;
+      }
+      if (--operation.lanes_left == 0) EndOperation(index);
+    }
+  }
+}
+
+void Service::EndOperation(uint32_t index) {
+  HostOperation& operation = operations_[index];
+  Site* site = gpus_[operation.site].get();
+  Instance* instance = operation.instance;
+  operation.state = State::kOver;
+  operation.instance = nullptr;
+  operation.tasks.clear();
+  --site->unfinished;
+  ++site->finished;
+  --unfinished_;
+  if (operation.status.ok()) {
+    ++counters_.completed;
+  } else {
+    // Why the instance failed may have become known after a lane of it had ended.
+    operation.status = instance->status;
+    ++counters_.failed;
+    errors_.try_emplace(operation.device, operation.status);
+  }
+  ++instance->finished;
+  if (instance->finished == instance->group->size() ||
+      (!instance->status.ok() && instance->finished == instance->joined)) {
+    EndInstance(instance);
+  }
+  if (operation.taken) Retire(index);
+}
+
+void Service::EndInstance(Instance* instance) {
+  Site* site = gpus_[instance->site].get();
+  const auto members = static_cast<uint32_t>(instance->group->size());
+  bool clean = true;
+  if (instance->dirty || instance->finished < instance->group->size()) {
+    clean = site->gpu->Clear(instance->record, Record::Bytes(members, instance->lanes)).ok();
+  }
+  if (clean) site->records[{members, instance->lanes}].push_back(instance->record);
+  const Key key = {instance->id, instance->group};
+  if (!instance->status.ok()) {
+    ended_badly_.emplace_back(key, instance->status);
+    if (ended_badly_.size() > kRememberedFailures) ended_badly_.pop_front();
+  }
+  instances_.erase(key);
+}
+
+// The operation is over, and its ticket used.
+void Service::Retire(uint32_t index) {
+  HostOperation& operation = operations_[index];
+  if (operation.staged_result != nullptr &&
+      static_cast<int64_t>(operation.words->released.LoadAcquire() - operation.sequence) < 0) {
+    if (operation.state != State::kReleasing) releasing_.push_back(index);
+    operation.state = State::kReleasing;
+    return;
+  }
+  GiveBack(&operation);
+  gpus_[operation.site]->free_words.push_back(operation.words);
+  const uint32_t generation = operation.generation + 1;
+  operation = HostOperation();
+  operation.generation = generation;
+  free_operations_.push_back(index);
+}
+
+Service::HostOperation* Service::OperationOf(uint64_t ticket) {
+  const uint64_t index = (ticket & 0xffffffffu) - 1;
+  if (index >= operations_.size()) return nullptr;
+  HostOperation& operation = operations_[index];
+  const bool good =
+      operation.generation == ticket >> 32 && operation.state != State::kFree && !operation.taken;
+  return good ? &operation : nullptr;
+}
+
+void Service::Drop(uint64_t ticket) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  HostOperation* operation = OperationOf(ticket);
+  if (operation == nullptr) return;
+  operation->words->released.StoreRelease(operation->sequence);  // no stream will
+  operation->taken = true;
+  if (operation->state == State::kOver) Retire(static_cast<uint32_t>((ticket & 0xffffffffu) - 1));
+}
+
+Status Service::Finish(Stream stream, uint64_t ticket, void* destination) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (OperationOf(ticket) == nullptr) {
+    return Status(StatusCode::kInternal, "the ticket of a collective is not, or no longer, valid");
+  }
+  const auto index = static_cast<uint32_t>((ticket & 0xffffffffu) - 1);
+  HostOperation& operation = operations_[index];
+  const int64_t device = operation.device;
+  Gpu& gpu = *gpus_[operation.site]->gpu;
+  Status status = gpu.Wait(stream, &operation.words->done, operation.sequence);
+  if (status.ok() && operation.staged_result != nullptr) {
+    if (operation.result_bytes > 0) {
+      status = gpu.Copy(stream, destination, operation.staged_result,
+                        static_cast<size_t>(operation.result_bytes));
+    }
+    if (status.ok()) status = gpu.Write(stream, &operation.words->released, operation.sequence);
+  }
+  operation.taken = true;
+  Drain();
+  // It may have been over before, or be so since Drain, which then has retired it.
+  if (operation.generation == ticket >> 32 && operation.state == State::kOver) {
+    Retire(index);
+  }
+  if (auto error = errors_.find(device); error != errors_.end() && status.ok()) {
+    status = error->second;
+    errors_.erase(error);
+  }
+  return status;
+}
+
+Status Service::TakeError(int64_t device) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Drain();
+  const auto error = errors_.find(device);
+  if (error == errors_.end()) return Status();
+  const Status status = error->second;
+  errors_.erase(error);
+  return status;
+}
+
+bool Service::Idle() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Drain();
+  return unfinished_ == 0;
+}
+
+ServiceCounters Service::Counters() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ServiceCounters counters = counters_;
+  for (const auto& site : gpus_) {
+    for (const BlockQueues& block : site->blocks) {
+      counters.turns += block.counters->turns.LoadRelaxed();
+      counters.preemptions += block.counters->preemptions.LoadRelaxed();
+      counters.saves += block.counters->saves.LoadRelaxed();
+      counters.loads += block.counters->loads.LoadRelaxed();
+    }
+  }
+  return counters;
+}
+
+void Service::LaunchIfParked(Site* site) {
+  // Acquire: partner is the store in Daemon::End. A daemon that leaves just now is seen
+  // by the keeper.
+  if (site->arguments.door->parked.LoadAcquire() != site->launches) return;
+  site->arguments.launch = ++site->launches;
+  ++counters_.launches;
+  site->finished_at_launch = site->finished;
+  site->parked_since_ns = 0;
+  // If it fails it will never park, so nothing is launched any more.
+  site->broken = site->gpu->Launch(site->arguments);
+}
+
+// What a daemon that cannot be launched will never do: its streams go on, with errors.
+void Service::EndBroken(Site* site) {
+  for (uint32_t index = 0; index < operations_.size(); ++index) {
+    HostOperation& operation = operations_[index];
+    if (operation.state != State::kRunning || gpus_[operation.site].get() != site) continue;
+    if (operation.instance->status.ok()) operation.instance->status = site->broken;
+    operation.instance->dirty = true;
+    operation.status = site->broken;
+    operation.words->done.StoreRelease(operation.sequence);
+    EndOperation(index);
+  }
+}
+
+void Service::Keep() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!stop_) {
+    if (unfinished_ == 0 && releasing_.empty()) {
+      changed_.wait(lock, [this] { return stop_ || unfinished_ > 0 || !releasing_.empty(); });
+    } else {
+      changed_.wait_for(lock, kKeeperPause);
+    }
+    if (stop_) return;
+    Drain();
+    const int64_t now_ns = NowNs();
+    for (auto& site : gpus_) KeepAlive(site.get(), now_ns);
+    if (now_ns >= next_late_look_ns_) {
+      next_late_look_ns_ = now_ns + kLateLookNs;
+      FailLate(now_ns);
+    }
+  }
+}
+
+// Launches a daemon again that has left with something unfinished: at once if operands
+// have become ready since, else after a pause.
+void Service::KeepAlive(Site* site, int64_t now_ns) {
+  if (site->unfinished == 0 || site->arguments.door->parked.LoadAcquire() != site->launches) {
+    site->parked_since_ns = 0;
+    return;
+  }
+  if (site->parked_since_ns == 0) {
+    site->parked_since_ns = now_ns;
+    ++counters_.quits;
+    const bool in_vain = site->finished == site->finished_at_launch;
+    site->pause_ns = in_vain ? std::min(std::max(2 * site->pause_ns, kLeastPauseNs), kMostPauseNs)
+                             : kLeastPauseNs;
+  }
+  bool ready = false;
+  for (HostOperation& operation : operations_) {
+    if (operation.state != State::kRunning || operation.seen_ready ||
+        gpus_[operation.site].get() != site) {
+      continue;
+    }
+    operation.seen_ready =
+        static_cast<int64_t>(operation.words->ready.LoadRelaxed() - operation.sequence) >= 0;
+    ready |= operation.seen_ready;
+  }
+  if (ready || now_ns - site->parked_since_ns >= site->pause_ns) LaunchIfParked(site);
+}
+
+void Service::FailLate(int64_t now_ns) {
+  for (auto& [key, instance] : instances_) {
+    if (!instance->status.ok()) {
+      if (!instance->told) Fail(instance.get(), Status(instance->status));
+      continue;
+    }
+    for (int64_t index : instance->operations) {
+      if (index < 0) continue;
+      const HostOperation& operation = operations_[index];
+      if (operation.instance != instance.get() || operation.deadline_ns > now_ns) continue;
+      std::string absent;
+      for (size_t i = 0; i < instance->operations.size(); ++i) {
+        if (instance->operations[i] >= 0) continue;
+        absent += (absent.empty() ? "" : ", ") + std::to_string(instance->group->members[i]);
+      }
+      const Status status(
+          StatusCode::kDeadlineExceeded,
+          Text(instance->signature) + " of " + DevicesText(*instance->group) + ": device " +
+              std::to_string(operation.device) + " has waited for " +
+              std::to_string(operation.timeout_ns / 1'000'000) + " ms" +
+              (absent.empty() ? "; all members have called it, but not all have come to it"
+                              : "; device " + absent + " has not called it"));
+      Fail(instance.get(), status);
+      break;
+    }
+  }
+}
+
+}  // namespace gpu
+}  // namespace dfccl

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+// The host's side of the CUDA daemons of a process: matches members by identity, gives
+// their parts to the blocks of their GPUs, and puts into the members' streams what tells
+// the daemon that operands are there and what waits for results. It never waits for a
+// stream or a GPU. A thread of its own, the keeper, sleeps while nothing is unfinished; else
+// it looks every millisecond for what has finished or is late, and launches daemons again
+// that have left while there was something to do.
+//
+// Ranks are devices (Submission::device); several may share a GPU. All members of a group
+// are in this process, on GPUs that reach each other's memory.
+#ifndef DFCCL_CUDA_SERVICE_H_
+#define DFCCL_CUDA_SERVICE_H_
+
+#include <array>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/plans/choice.h"
+#include "core/plans/plan.h"
+#include "core/runtime.h"
+#include "core/status.h"
+#include "cuda/gpu.h"
+#include "cuda/layout.h"
+#include "cuda/memory.h"
+
+namespace dfccl {
+namespace gpu {
+
+struct ServiceOptions {
+  uint32_t blocks = 8;                      // of a daemon: the SMs that it may take
+  uint32_t tasks_of_a_block = 512;          // unfinished ones; a power of two
+  int64_t lane_bytes = 1 << 20;             // of a message for each block that works on it
+  int64_t slice_bytes = 1 << 19;            // read and written by a block before it looks up
+  uint32_t quit_polls = 700;                // about a millisecond on a GPU
+  size_t memory_bytes = size_t{256} << 20;  // device memory of the daemon: staging, records
+  int64_t timeout_ns = 600'000'000'000;
+  uint64_t first_sequence = 0;  // tests start it near 2^63
+  std::vector<PlanRule> plan_rules;
+};
+
+struct ServiceCounters {
+  uint64_t submitted = 0, completed = 0, failed = 0;
+  uint64_t launches = 0;  // of daemons
+  uint64_t quits = 0;     // daemons that left while something was unfinished
+  uint64_t turns = 0, preemptions = 0, saves = 0, loads = 0;
+};
+
+class Service {
+ public:
+  // nullptr: *status says why not.
+  static std::unique_ptr<Service> Make(std::vector<std::unique_ptr<Gpu>> gpus,
+                                       const ServiceOptions& options, Status* status);
+  ~Service();  // fails what is unfinished, and waits for the daemons to leave, within a bound
+  Service(const Service&) = delete;
+  Service& operator=(const Service&) = delete;
+
+  Gpu& gpu(int index) { return *gpus_[index]->gpu; }
+
+  // Gives a member's part to the daemon of `gpu`, to begin once `stream` has come here.
+  // An error is the call's own, or what an operation of this device ended with since.
+  // `ragged`: for kRaggedAllToAll, whose Submission::ragged stays empty.
+  Status Start(int gpu, Stream stream, const Submission& submission, const RaggedArrays* ragged,
+               uint64_t* ticket);
+
+  // Makes `stream` wait for the operation, and then, if the daemon owns its result, copies
+  // that to `destination`. Once for each Start, on any stream of the same GPU. An error is
+  // the operation's, if it has failed by now; else a later call of the device has it.
+  Status Finish(Stream stream, uint64_t ticket, void* destination);
+
+  // Instead of Finish, where its call will never come.
+  void Drop(uint64_t ticket);
+
+  // The first error of an operation of the device that no call has returned; then none.
+  Status TakeError(int64_t device);
+
+  // Whether nothing is unfinished.
+  bool Idle();
+  ServiceCounters Counters();
+
+ private:
+  struct DevicePlan {
+    std::vector<StepList> members;
+  };
+  struct BlockQueues {
+    std::unique_ptr<SpscProducer<SubmissionEntry>> submissions;
+    std::unique_ptr<SpscConsumer<CompletionEntry>> completions;
+    BlockCounters* counters;
+    std::vector<uint32_t> free_tasks;
+    std::vector<uint32_t> operation_of;  // by task
+  };
+  // One GPU and its daemon.
+  struct Site {
+    std::unique_ptr<Gpu> gpu;
+    std::unique_ptr<MemoryPool> memory;
+    DaemonArguments arguments = {};
+    std::vector<BlockQueues> blocks;
+    std::map<const Plan*, DevicePlan> plans;
+    std::map<std::pair<uint32_t, uint32_t>, std::vector<Record*>> records;  // all zero
+    uint64_t launches = 0;
+    Status broken;  // why the daemon cannot be launched
+    uint64_t unfinished = 0;
+    uint64_t finished = 0;  // ever
+    uint32_t ranks = 0;
+    std::vector<OperationWords*> free_words;
+    // While the daemon has left with something unfinished.
+    uint64_t finished_at_launch = 0;
+    int64_t parked_since_ns = 0;
+    int64_t pause_ns = 0;
+  };
+  struct Rank {
+    int site;
+    uint32_t number;  // among those of the site
+  };
+  // An instance that members have joined and not all have finished.
+  struct Instance {
+    CollectiveId id;
+    const Group* group = nullptr;
+    Signature signature;
+    Record* record = nullptr;
+    int site = 0;  // whose memory the record is
+    uint32_t lanes = 1;
+    const Plan* plan = nullptr;
+    std::vector<int64_t> operations;  // by member; -1: it has not come
+    int joined = 0;
+    int finished = 0;
+    bool dirty = false;  // the record is not all zero at the end
+    bool told = true;    // the daemons have heard of its failure
+    Status status;       // why it has failed
+  };
+  enum class State : uint8_t { kFree, kRunning, kOver, kReleasing };
+  struct HostOperation {
+    State state = State::kFree;
+    bool taken = false;  // Finish was called
+    bool seen_ready = false;
+    int site = 0;
+    int64_t device = 0;
+    uint32_t generation = 0;
+    OperationWords* words = nullptr;
+    uint64_t sequence = 0;
+    Instance* instance = nullptr;
+    uint16_t member = 0;
+    uint32_t lanes_left = 0;
+    std::vector<std::pair<uint32_t, uint32_t>> tasks;  // block and task of each lane
+    Status status;
+    void* staged_source = nullptr;
+    void* staged_result = nullptr;
+    void* scratch = nullptr;
+    int64_t source_bytes = 0;
+    int64_t result_bytes = 0;
+    int64_t timeout_ns = 0;
+    int64_t deadline_ns = 0;
+  };
+  using Key = std::pair<CollectiveId, const Group*>;
+  struct KeyHash {
+    size_t operator()(const Key& key) const { return static_cast<size_t>(key.first.lo); }
+  };
+
+  explicit Service(const ServiceOptions& options) : options_(options) {}
+  Status SetUp(Site* site);
+  Status Enter(int gpu, Stream stream, const Submission& submission, const RaggedArrays* ragged,
+               uint64_t* ticket, std::unique_lock<std::mutex>& lock);
+  Status FindRank(int64_t device, int gpu, Rank* rank);
+  Status FindPlan(const Submission& submission, Site* site, const Plan** plan,
+                  const DevicePlan** device_plan);
+  Status Find(const Submission& submission, int site, Instance** instance);
+  Status Join(const Submission& submission, int site, const Plan& plan, uint32_t lanes,
+              Instance** instance);
+  Status TakeRecord(Site* site, uint32_t members, uint32_t lanes, Record** record);
+  Status WaitForRoom(Site* site, const Rank& rank, uint32_t lanes,
+                     std::unique_lock<std::mutex>& lock);
+  Status Stage(const Submission& submission, const Plan& plan, Site* site,
+               HostOperation* operation);
+  void GiveBack(HostOperation* operation);
+  uint32_t NewOperation();
+  void Fail(Instance* instance, const Status& status);
+  void Drain();
+  void Drain(Site* site);
+  void EndOperation(uint32_t index);
+  void EndInstance(Instance* instance);
+  void Retire(uint32_t index);
+  // nullptr: the ticket is not good.
+  HostOperation* OperationOf(uint64_t ticket);
+  void LaunchIfParked(Site* site);
+  void EndBroken(Site* site);
+  void Keep();
+  void KeepAlive(Site* site, int64_t now_ns);
+  void FailLate(int64_t now_ns);
+
+  const ServiceOptions options_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stop_ = false;
+  std::vector<std::unique_ptr<Site>> gpus_;
+  std::unordered_map<int64_t, Rank> ranks_;
+  std::unordered_map<Key, std::unique_ptr<Instance>, KeyHash> instances_;
+  std::deque<std::pair<Key, Status>> ended_badly_;  // the newest last
+  std::deque<HostOperation> operations_;
+  std::vector<uint32_t> free_operations_;
+  std::vector<uint32_t> releasing_;   // over, but a copy of their result may still run
+  std::map<int64_t, Status> errors_;  // by device
+  uint64_t sequence_ = 0;
+  uint64_t unfinished_ = 0;
+  ServiceCounters counters_;
+  int64_t next_late_look_ns_ = 0;
+  std::thread keeper_;
+};
+
+}  // namespace gpu
+}  // namespace dfccl
+
+#endif  // DFCCL_CUDA_SERVICE_H_

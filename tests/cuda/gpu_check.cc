@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is to run on a GPU: the daemon on GPU 0, with several ranks there, through the
+// driver. `gpu_check PART [DRIVER]`; a driver that is not the system's is a stand-in, which
+// only shows that this program works. Needs no GoogleTest.
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "cuda/driver.h"
+#include "cuda/driver_api.h"
+#include "cuda/service.h"
+#include "tests/core/daemon/kind_values.h"
+
+namespace dfccl {
+namespace gpu {
+namespace {
+
+using dfccl::testing::Call;
+using dfccl::testing::Encode;
+using Clock = std::chrono::steady_clock;
+
+[[noreturn]] void Fail(const std::string& why) {
+  std::printf("FAILED: %s\n", why.c_str());
+  std::fflush(stdout);
+  std::_Exit(1);  // threads and streams may be stuck
+}
+void Check(const Status& status) {
+  if (!status.ok()) Fail(status.message());
+}
+void Check(CuResult result, const char* what) {
+  if (result != 0) Fail(std::string(what) + " ended with " + std::to_string(result));
+}
+
+// Ends the process when something hangs.
+class Limit {
+ public:
+  explicit Limit(int seconds) {
+    std::thread([seconds] {
+      std::this_thread::sleep_for(std::chrono::seconds(seconds));
+      Fail("no end within " + std::to_string(seconds) + " s");
+    }).detach();
+  }
+};
+
+constexpr int kRanks = 8;
+
+class Machine {
+ public:
+  Machine(const std::string& driver, const ServiceOptions& options) {
+    const bool stand_in = !driver.empty();
+    DriverOptions driver_options;
+    if (stand_in) driver_options = {driver, "a kernel"};
+    Check(LoadDriver(driver_options.library, &api_));
+    Status status;
+    std::unique_ptr<Gpu> gpu = OpenGpu(driver_options, 0, &status);
+    Check(status);
+    memory_ = gpu.get();
+    std::vector<std::unique_ptr<Gpu>> gpus;
+    gpus.push_back(std::move(gpu));
+    service_ = Service::Make(std::move(gpus), options, &status);
+    Check(status);
+    CuDevice device;
+    CuContext context;
+    Check(api_->DeviceGet(&device, 0), "cuDeviceGet");
+    Check(api_->PrimaryContextRetain(&context, device), "cuDevicePrimaryCtxRetain");
+    Check(api_->ContextPush(context), "cuCtxPushCurrent");
+    for (CuStream& stream : streams_) {
+      Check(api_->StreamCreate(&stream, kCuStreamNonBlocking, 0), "cuStreamCreate");
+    }
+    void* library = dlopen(driver_options.library.c_str(), RTLD_NOW);
+    synchronize_ = reinterpret_cast<CuResult (*)()>(dlsym(library, "cuCtxSynchronize"));
+    if (synchronize_ == nullptr) Fail("the driver has no cuCtxSynchronize");
+  }
+
+  Service& service() { return *service_; }
+  const DriverApi& api() { return *api_; }
+  CuStream stream(int64_t rank) { return streams_[rank]; }
+  void Synchronize() {
+    for (CuStream stream : streams_) Check(api_->StreamSynchronize(stream), "cuStreamSynchronize");
+  }
+  // Of the whole GPU.
+  void SynchronizeDevice() { Check(synchronize_(), "cuCtxSynchronize"); }
+
+  // Device memory, and host memory to read it by; kept for the next call of that size.
+  void* Device(size_t bytes) { return Take(&Gpu::Allocate, &device_, bytes); }
+  void* Host(size_t bytes) { return Take(&Gpu::AllocateMapped, &host_, bytes); }
+  void GiveAllBack() {
+    for (auto* pool : {&device_, &host_}) {
+      for (auto& [size, block] : *pool) block.used = 0;
+    }
+  }
+
+ private:
+  struct Blocks {
+    std::vector<void*> memory;
+    size_t used = 0;
+  };
+  using Pool = std::unordered_map<size_t, Blocks>;
+  void* Take(Status (Gpu::*allocate)(size_t, void**), Pool* pool, size_t bytes) {
+    size_t size = 256;
+    while (size < bytes) size *= 2;
+    Blocks& blocks = (*pool)[size];
+    if (blocks.used == blocks.memory.size()) {
+      void* memory;
+      Check((memory_->*allocate)(size, &memory));
+      blocks.memory.push_back(memory);
+    }
+    return blocks.memory[blocks.used++];
+  }
+
+  const DriverApi* api_ = nullptr;
+  Gpu* memory_ = nullptr;
+  std::unique_ptr<Service> service_;
+  CuStream streams_[kRanks] = {};
+  CuResult (*synchronize_)() = nullptr;
+  Pool device_, host_;
+};
+
+class Part {
+ public:
+  Part(Machine* machine, const Call& call, int member)
+      : machine_(*machine),
+        call_(call),
+        member_(member),
+        size_(DTypeSize(call.signature.dtype)),
+        source_bytes_(Bytes(SourceBlocks(call.signature.kind, call.members()))),
+        result_bytes_(Bytes(ResultBlocks(call.signature.kind, call.members()))),
+        host_source_(static_cast<char*>(machine->Host(source_bytes_))),
+        host_result_(static_cast<char*>(machine->Host(result_bytes_))),
+        source_(machine->Device(source_bytes_)),
+        result_(machine->Device(result_bytes_)) {
+    for (size_t i = 0; i < source_bytes_ / size_; ++i) {
+      const int64_t block = static_cast<int64_t>(i) / call.signature.count;
+      Encode(call.signature, call.Source(member, block, i % call.signature.count),
+             host_source_ + i * size_);
+    }
+    std::memset(host_result_, 0x5a, result_bytes_);
+  }
+
+  void Start() {
+    Copy(source_, host_source_, source_bytes_);
+    Submission submission;
+    submission.device = device();
+    submission.group = call_.group;
+    submission.member = member_;
+    submission.id = {call_.number * 0x9e3779b97f4a7c15u, call_.number};
+    submission.signature = call_.signature;
+    submission.source = source_;
+    submission.result = result_;
+    submission.priority = priority;
+    Check(machine_.service().Start(0, stream(), submission, nullptr, &ticket_));
+  }
+  void Finish() {
+    Check(machine_.service().Finish(stream(), ticket_, result_));
+    Copy(host_result_, result_, result_bytes_);
+  }
+  void CheckValues() {
+    char expected[16];
+    for (size_t i = 0; i < result_bytes_ / size_; ++i) {
+      const int64_t block = static_cast<int64_t>(i) / call_.signature.count;
+      Encode(call_.signature, call_.Expected(member_, block, i % call_.signature.count), expected);
+      if (std::memcmp(host_result_ + i * size_, expected, size_) == 0) continue;
+      Fail(std::string(KindName(call_.signature.kind)) + " of " +
+           std::to_string(call_.signature.count) + " " + DTypeName(call_.signature.dtype) +
+           ", member " + std::to_string(member_) + " of " + std::to_string(call_.members()) +
+           ": element " + std::to_string(i) + " is wrong");
+    }
+  }
+  int64_t device() const { return call_.group->members[member_]; }
+  int priority = 0;
+
+ private:
+  size_t Bytes(int64_t blocks) const { return blocks * call_.signature.count * size_; }
+  CuStream stream() { return machine_.stream(device()); }
+  void Copy(void* to, const void* from, size_t bytes) {
+    if (bytes == 0) return;
+    Check(machine_.api().CopyOnDevice(reinterpret_cast<CuAddress>(to),
+                                      reinterpret_cast<CuAddress>(from), bytes, stream()),
+          "cuMemcpyDtoDAsync");
+  }
+
+  Machine& machine_;
+  const Call call_;
+  const int member_;
+  const int64_t size_;
+  const size_t source_bytes_, result_bytes_;
+  char* const host_source_;
+  char* const host_result_;
+  void* const source_;
+  void* const result_;
+  uint64_t ticket_ = 0;
+};
+using Parts = std::vector<std::unique_ptr<Part>>;
+
+std::vector<int64_t> Devices(int count) {
+  std::vector<int64_t> devices;
+  for (int i = 0; i < count; ++i) devices.push_back(i);
+  return devices;
+}
+
+Call MakeCall(Kind kind, const std::vector<int64_t>& devices, int64_t count, std::mt19937* random) {
+  static uint64_t next = 1;
+  Call call;
+  call.group = InternGroup(devices);
+  call.number = next++;
+  call.signature.kind = kind;
+  call.signature.count = count;
+  if (HasRoot(kind)) call.signature.root = static_cast<int>((*random)() % devices.size());
+  if (kind == Kind::kPermute) {
+    std::vector<std::pair<int, int>> pairs;
+    for (int i = 1; i < call.members(); ++i) pairs.emplace_back(i, i - 1);
+    call.signature.pairs = InternPairs(pairs);
+  }
+  const std::pair<DType, ReduceOp> folds[] = {{DType::kF32, ReduceOp::kSum},
+                                              {DType::kS32, ReduceOp::kSum},
+                                              {DType::kBF16, ReduceOp::kMax},
+                                              {DType::kBool, ReduceOp::kXor}};
+  const DType types[] = {DType::kBool, DType::kBF16, DType::kF32, DType::kS64, DType::kC128};
+  if (Folds(kind)) {
+    std::tie(call.signature.dtype, call.signature.op) = folds[(*random)() % 4];
+  } else {
+    call.signature.dtype = types[(*random)() % 5];
+  }
+  return call;
+}
+
+void Conformance(const std::string& driver, const std::vector<int64_t>& counts) {
+  Machine machine(driver, ServiceOptions());
+  std::mt19937 random(1);
+  int done = 0;
+  for (int k = 0; k < kKindCount; ++k) {
+    if (static_cast<Kind>(k) == Kind::kRaggedAllToAll) continue;
+    for (int members : {1, 2, 3, 8}) {
+      for (int64_t count : counts) {
+        const Call call = MakeCall(static_cast<Kind>(k), Devices(members), count, &random);
+        Parts parts;
+        for (int m = 0; m < members; ++m) {
+          parts.push_back(std::make_unique<Part>(&machine, call, m));
+        }
+        std::shuffle(parts.begin(), parts.end(), random);
+        for (auto& part : parts) {
+          part->Start();
+          part->Finish();
+        }
+        machine.Synchronize();
+        for (auto& part : parts) part->CheckValues();
+        machine.GiveAllBack();
+        ++done;
+      }
+    }
+  }
+  std::printf("%d collectives, all values right\n", done);
+}
+
+void Disorder(const std::string& driver, int rounds) {
+  Machine machine(driver, ServiceOptions());
+  std::mt19937 random(2);
+  constexpr int kCollectives = 50;
+  for (int round = 0; round < rounds; ++round) {
+    std::vector<Parts> parts(kRanks);
+    for (int i = 0; i < kCollectives; ++i) {
+      std::vector<int64_t> devices = Devices(kRanks);
+      std::shuffle(devices.begin(), devices.end(), random);
+      devices.resize(1 + random() % kRanks);
+      const auto kind = static_cast<Kind>(random() % static_cast<int>(Kind::kRaggedAllToAll));
+      const Call call = MakeCall(kind, devices, 1 + static_cast<int64_t>(random() % 500), &random);
+      const int priority = static_cast<int>(random() % 3);
+      for (int m = 0; m < call.members(); ++m) {
+        parts[devices[m]].push_back(std::make_unique<Part>(&machine, call, m));
+        parts[devices[m]].back()->priority = priority;
+      }
+    }
+    for (Parts& of_rank : parts) std::shuffle(of_rank.begin(), of_rank.end(), random);
+    for (Parts& of_rank : parts) {
+      for (auto& part : of_rank) part->Start();
+    }
+    for (Parts& of_rank : parts) {
+      std::shuffle(of_rank.begin(), of_rank.end(), random);
+      for (auto& part : of_rank) part->Finish();
+    }
+    machine.Synchronize();
+    for (Parts& of_rank : parts) {
+      for (auto& part : of_rank) part->CheckValues();
+    }
+    machine.GiveAllBack();
+  }
+  const ServiceCounters counters = machine.service().Counters();
+  std::printf("%llu parts of collectives, %llu preemptions, %llu launches\n",
+              static_cast<unsigned long long>(counters.submitted),
+              static_cast<unsigned long long>(counters.preemptions),
+              static_cast<unsigned long long>(counters.launches));
+  if (counters.preemptions == 0) Fail("no preemption was needed");
+}
+
+// While a collective lacks a member, the GPU can be waited for and memory allocated.
+void Quit(const std::string& driver) {
+  Machine machine(driver, ServiceOptions());
+  std::mt19937 random(3);
+  double longest = 0;
+  for (int round = 0; round < 20; ++round) {
+    const Call call = MakeCall(Kind::kAllReduce, Devices(2), 1000, &random);
+    Part first(&machine, call, 0), second(&machine, call, 1);
+    first.Start();
+    const auto begin = Clock::now();
+    machine.SynchronizeDevice();
+    CuAddress memory;
+    Check(machine.api().MemoryAllocate(&memory, 1 << 20), "cuMemAlloc");
+    Check(machine.api().MemoryFree(memory), "cuMemFree");
+    longest = std::max(longest, std::chrono::duration<double>(Clock::now() - begin).count());
+    first.Finish();
+    second.Start();
+    second.Finish();
+    machine.Synchronize();
+    first.CheckValues();
+    second.CheckValues();
+    machine.GiveAllBack();
+  }
+  std::printf("synchronization and allocation took %.2f ms at most; %llu launches\n", 1e3 * longest,
+              static_cast<unsigned long long>(machine.service().Counters().launches));
+  if (longest > 1) Fail("that is longer than a second");
+}
+
+// Times, for people; only values can fail.
+void Speed(const std::string& driver, const std::vector<int64_t>& counts) {
+  Machine machine(driver, ServiceOptions());
+  std::mt19937 random(4);
+  for (int members : {2, 8}) {
+    for (int64_t count : counts) {
+      std::vector<double> microseconds;
+      for (int round = 0; round < 20; ++round) {
+        Call call = MakeCall(Kind::kAllReduce, Devices(members), count, &random);
+        call.signature.dtype = DType::kF32;
+        call.signature.op = ReduceOp::kSum;
+        Parts parts;
+        for (int m = 0; m < members; ++m) {
+          parts.push_back(std::make_unique<Part>(&machine, call, m));
+        }
+        machine.Synchronize();
+        const auto begin = Clock::now();
+        for (auto& part : parts) part->Start();
+        for (auto& part : parts) part->Finish();
+        machine.Synchronize();
+        microseconds.push_back(
+            std::chrono::duration<double, std::micro>(Clock::now() - begin).count());
+        if (round == 0) {
+          for (auto& part : parts) part->CheckValues();
+        }
+        machine.GiveAllBack();
+      }
+      std::sort(microseconds.begin(), microseconds.end());
+      std::printf(
+          "all_reduce of %lld f32 by %d ranks on one GPU, with copies in and out: "
+          "median %.1f us\n",
+          static_cast<long long>(count), members, microseconds[microseconds.size() / 2]);
+    }
+  }
+}
+
+int Run(const std::string& part, const std::string& driver) {
+  const Limit limit(300);
+  if (part == "conformance") {
+    Conformance(driver, {0, 1, 7, 1000, 100'003});
+  } else if (part == "conformance-small") {
+    Conformance(driver, {1, 1003});
+  } else if (part == "disorder") {
+    Disorder(driver, 450);  // about 10^5 parts
+  } else if (part == "disorder-small") {
+    Disorder(driver, 4);
+  } else if (part == "quit") {
+    Quit(driver);
+  } else if (part == "speed") {
+    Speed(driver, {2, 1024, 262'144, 4'194'304});
+  } else if (part == "speed-small") {
+    Speed(driver, {2, 1024});
+  } else {
+    std::printf("there is no part '%s'\n", part.c_str());
+    return 2;
+  }
+  std::fflush(stdout);
+  return 0;
+}
+
+}  // namespace
+}  // namespace gpu
+}  // namespace dfccl
+
+int main(int argc, char** argv) {
+  return dfccl::gpu::Run(argc > 1 ? argv[1] : "", argc > 2 ? argv[2] : "");
+}
