@@ -15,7 +15,6 @@
 #include <random>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -30,7 +29,7 @@ namespace gpu {
 namespace {
 
 using dfccl::testing::Call;
-using dfccl::testing::Encode;
+using dfccl::testing::MakeCall;
 using Clock = std::chrono::steady_clock;
 
 [[noreturn]] void Fail(const std::string& why) {
@@ -136,18 +135,13 @@ class Part {
       : machine_(*machine),
         call_(call),
         member_(member),
-        size_(DTypeSize(call.signature.dtype)),
-        source_bytes_(Bytes(SourceBlocks(call.signature.kind, call.members()))),
-        result_bytes_(Bytes(ResultBlocks(call.signature.kind, call.members()))),
+        source_bytes_(call.SourceElements() * DTypeSize(call.signature.dtype)),
+        result_bytes_(call.ResultElements() * DTypeSize(call.signature.dtype)),
         host_source_(static_cast<char*>(machine->Host(source_bytes_))),
         host_result_(static_cast<char*>(machine->Host(result_bytes_))),
         source_(machine->Device(source_bytes_)),
         result_(machine->Device(result_bytes_)) {
-    for (size_t i = 0; i < source_bytes_ / size_; ++i) {
-      const int64_t block = static_cast<int64_t>(i) / call.signature.count;
-      Encode(call.signature, call.Source(member, block, i % call.signature.count),
-             host_source_ + i * size_);
-    }
+    call.FillSource(member, host_source_);
     std::memset(host_result_, 0x5a, result_bytes_);
   }
 
@@ -157,7 +151,7 @@ class Part {
     submission.device = device();
     submission.group = call_.group;
     submission.member = member_;
-    submission.id = {call_.number * 0x9e3779b97f4a7c15u, call_.number};
+    submission.id = call_.id();
     submission.signature = call_.signature;
     submission.source = source_;
     submission.result = result_;
@@ -169,22 +163,13 @@ class Part {
     Copy(host_result_, result_, result_bytes_);
   }
   void CheckValues() {
-    char expected[16];
-    for (size_t i = 0; i < result_bytes_ / size_; ++i) {
-      const int64_t block = static_cast<int64_t>(i) / call_.signature.count;
-      Encode(call_.signature, call_.Expected(member_, block, i % call_.signature.count), expected);
-      if (std::memcmp(host_result_ + i * size_, expected, size_) == 0) continue;
-      Fail(std::string(KindName(call_.signature.kind)) + " of " +
-           std::to_string(call_.signature.count) + " " + DTypeName(call_.signature.dtype) +
-           ", member " + std::to_string(member_) + " of " + std::to_string(call_.members()) +
-           ": element " + std::to_string(i) + " is wrong");
-    }
+    const int64_t wrong = call_.FirstWrong(member_, host_result_);
+    if (wrong >= 0) Fail(call_.Text(member_) + ": element " + std::to_string(wrong) + " is wrong");
   }
   int64_t device() const { return call_.group->members[member_]; }
   int priority = 0;
 
  private:
-  size_t Bytes(int64_t blocks) const { return blocks * call_.signature.count * size_; }
   CuStream stream() { return machine_.stream(device()); }
   void Copy(void* to, const void* from, size_t bytes) {
     if (bytes == 0) return;
@@ -196,7 +181,6 @@ class Part {
   Machine& machine_;
   const Call call_;
   const int member_;
-  const int64_t size_;
   const size_t source_bytes_, result_bytes_;
   char* const host_source_;
   char* const host_result_;
@@ -210,32 +194,6 @@ std::vector<int64_t> Devices(int count) {
   std::vector<int64_t> devices;
   for (int i = 0; i < count; ++i) devices.push_back(i);
   return devices;
-}
-
-Call MakeCall(Kind kind, const std::vector<int64_t>& devices, int64_t count, std::mt19937* random) {
-  static uint64_t next = 1;
-  Call call;
-  call.group = InternGroup(devices);
-  call.number = next++;
-  call.signature.kind = kind;
-  call.signature.count = count;
-  if (HasRoot(kind)) call.signature.root = static_cast<int>((*random)() % devices.size());
-  if (kind == Kind::kPermute) {
-    std::vector<std::pair<int, int>> pairs;
-    for (int i = 1; i < call.members(); ++i) pairs.emplace_back(i, i - 1);
-    call.signature.pairs = InternPairs(pairs);
-  }
-  const std::pair<DType, ReduceOp> folds[] = {{DType::kF32, ReduceOp::kSum},
-                                              {DType::kS32, ReduceOp::kSum},
-                                              {DType::kBF16, ReduceOp::kMax},
-                                              {DType::kBool, ReduceOp::kXor}};
-  const DType types[] = {DType::kBool, DType::kBF16, DType::kF32, DType::kS64, DType::kC128};
-  if (Folds(kind)) {
-    std::tie(call.signature.dtype, call.signature.op) = folds[(*random)() % 4];
-  } else {
-    call.signature.dtype = types[(*random)() % 5];
-  }
-  return call;
 }
 
 void Conformance(const std::string& driver, const std::vector<int64_t>& counts) {

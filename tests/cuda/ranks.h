@@ -9,13 +9,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <random>
-#include <string>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -29,8 +26,8 @@ namespace gpu {
 
 using dfccl::testing::Call;
 using dfccl::testing::Devices;
-using dfccl::testing::Encode;
 using dfccl::testing::Forcing;
+using dfccl::testing::MakeCall;
 
 struct Shape {
   uint32_t threads = 1;  // of a block
@@ -117,14 +114,9 @@ class Part {
       : ranks_(*ranks),
         call_(call),
         member_(member),
-        size_(DTypeSize(call.signature.dtype)),
-        source_(Bytes(SourceBlocks(call.signature.kind, call.members()))),
-        result_(Bytes(ResultBlocks(call.signature.kind, call.members())), '\x5a') {
-    for (size_t i = 0; i < source_.size() / size_; ++i) {
-      const int64_t block = static_cast<int64_t>(i) / call.signature.count;
-      Encode(call.signature, call.Source(member, block, i % call.signature.count),
-             &source_[i * size_]);
-    }
+        source_(call.SourceElements() * DTypeSize(call.signature.dtype)),
+        result_(call.ResultElements() * DTypeSize(call.signature.dtype), '\x5a') {
+    call.FillSource(member, source_.data());
   }
 
   int64_t device() const { return call_.group->members[member_]; }
@@ -135,7 +127,7 @@ class Part {
     submission.device = device();
     submission.group = call_.group;
     submission.member = member_;
-    submission.id = {call_.number * 0x9e3779b97f4a7c15u, call_.number};
+    submission.id = call_.id();
     submission.signature = call_.signature;
     submission.source = source_.data();
     submission.result = result_.data();
@@ -167,15 +159,7 @@ class Part {
 
   // After the stream has been synchronized.
   void CheckValues() {
-    char expected[16];
-    for (size_t i = 0; i < result_.size() / size_; ++i) {
-      const int64_t block = static_cast<int64_t>(i) / call_.signature.count;
-      Encode(call_.signature, call_.Expected(member_, block, i % call_.signature.count), expected);
-      ASSERT_EQ(std::memcmp(&result_[i * size_], expected, size_), 0)
-          << KindName(call_.signature.kind) << " of " << call_.signature.count << " "
-          << DTypeName(call_.signature.dtype) << ", member " << member_ << " of " << call_.members()
-          << ", root " << call_.signature.root << ", element " << i;
-    }
+    ASSERT_EQ(call_.FirstWrong(member_, result_.data()), -1) << call_.Text(member_);
   }
 
   std::vector<char>& source() { return source_; }
@@ -184,12 +168,9 @@ class Part {
   int64_t timeout_ns = 0;
 
  private:
-  size_t Bytes(int64_t blocks) const { return blocks * call_.signature.count * size_; }
-
   Ranks& ranks_;
   const Call call_;
   const int member_;
-  const int64_t size_;
   std::vector<char> source_;
   std::vector<char> result_;
   uint64_t ticket_ = 0;
@@ -197,40 +178,6 @@ class Part {
 };
 
 using Parts = std::vector<std::unique_ptr<Part>>;
-
-inline Call MakeCall(Kind kind, const std::vector<int64_t>& devices, int64_t count,
-                     std::mt19937* random) {
-  static uint64_t next = 1;
-  Call call;
-  call.group = InternGroup(devices);
-  call.number = next++;
-  call.signature.kind = kind;
-  call.signature.count = count;
-  const int n = call.members();
-  if (HasRoot(kind)) call.signature.root = static_cast<int>((*random)() % n);
-  if (kind == Kind::kPermute) {
-    std::vector<int> targets(n);
-    for (int i = 0; i < n; ++i) targets[i] = i;
-    std::shuffle(targets.begin(), targets.end(), *random);
-    std::vector<std::pair<int, int>> pairs;
-    for (int i = 0; i < n; ++i) {
-      if ((*random)() % 4 != 0) pairs.emplace_back(i, targets[i]);
-    }
-    call.signature.pairs = InternPairs(pairs);
-  }
-  if (Folds(kind)) {
-    const std::pair<DType, ReduceOp> folds[] = {{DType::kF32, ReduceOp::kSum},
-                                                {DType::kS32, ReduceOp::kSum},
-                                                {DType::kBF16, ReduceOp::kMax},
-                                                {DType::kBool, ReduceOp::kXor}};
-    std::tie(call.signature.dtype, call.signature.op) = folds[(*random)() % 4];
-  } else {
-    const DType types[] = {DType::kBool, DType::kF8E5M2, DType::kBF16,
-                           DType::kF32,  DType::kS64,    DType::kC128};
-    call.signature.dtype = types[(*random)() % 6];
-  }
-  return call;
-}
 
 inline Parts MakeParts(Ranks* ranks, const Call& call) {
   Parts parts;

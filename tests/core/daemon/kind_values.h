@@ -6,10 +6,16 @@
 #define DFCCL_TESTS_CORE_DAEMON_KIND_VALUES_H_
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <random>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "core/collective.h"
 #include "core/group.h"
@@ -81,6 +87,12 @@ struct Call {
   Signature signature;
 
   int members() const { return group->size(); }
+  CollectiveId id() const { return {number * 0x9e3779b97f4a7c15u, number}; }
+  std::string Text(int member) const {
+    return std::string(KindName(signature.kind)) + " of " + std::to_string(signature.count) + " " +
+           DTypeName(signature.dtype) + ", member " + std::to_string(member) + " of " +
+           std::to_string(members()) + ", root " + std::to_string(signature.root);
+  }
   int64_t Source(int member, int64_t block, int64_t i) const {
     return static_cast<int64_t>(Value(group->members[member], block * signature.count + i, number));
   }
@@ -126,7 +138,66 @@ struct Call {
     }
     return kZero;
   }
+
+  int64_t SourceElements() const {
+    return SourceBlocks(signature.kind, members()) * signature.count;
+  }
+  int64_t ResultElements() const {
+    return ResultBlocks(signature.kind, members()) * signature.count;
+  }
+  void FillSource(int member, char* source) const {
+    const int64_t size = DTypeSize(signature.dtype);
+    for (int64_t i = 0; i < SourceElements(); ++i) {
+      Encode(signature, Source(member, i / signature.count, i % signature.count),
+             source + i * size);
+    }
+  }
+  // The first element of a member's result that is not what it must be; -1: none.
+  int64_t FirstWrong(int member, const char* result) const {
+    const int64_t size = DTypeSize(signature.dtype);
+    char expected[16];
+    for (int64_t i = 0; i < ResultElements(); ++i) {
+      Encode(signature, Expected(member, i / signature.count, i % signature.count), expected);
+      if (std::memcmp(result + i * size, expected, size) != 0) return i;
+    }
+    return -1;
+  }
 };
+
+// With a root, pairs, type and operation at random, where the kind has them.
+inline Call MakeCall(Kind kind, const std::vector<int64_t>& devices, int64_t count,
+                     std::mt19937* random) {
+  static std::atomic<uint64_t> next{1};
+  Call call;
+  call.group = InternGroup(devices);
+  call.number = next++;
+  call.signature.kind = kind;
+  call.signature.count = count;
+  const int n = call.members();
+  if (HasRoot(kind)) call.signature.root = static_cast<int>((*random)() % n);
+  if (kind == Kind::kPermute) {
+    std::vector<int> targets(n);
+    for (int i = 0; i < n; ++i) targets[i] = i;
+    std::shuffle(targets.begin(), targets.end(), *random);
+    std::vector<std::pair<int, int>> pairs;
+    for (int i = 0; i < n; ++i) {
+      if ((*random)() % 4 != 0) pairs.emplace_back(i, targets[i]);
+    }
+    call.signature.pairs = InternPairs(pairs);
+  }
+  if (Folds(kind)) {
+    const std::pair<DType, ReduceOp> folds[] = {{DType::kF32, ReduceOp::kSum},
+                                                {DType::kS32, ReduceOp::kSum},
+                                                {DType::kBF16, ReduceOp::kMax},
+                                                {DType::kBool, ReduceOp::kXor}};
+    std::tie(call.signature.dtype, call.signature.op) = folds[(*random)() % 4];
+  } else {
+    const DType types[] = {DType::kBool, DType::kF8E5M2, DType::kBF16,
+                           DType::kF32,  DType::kS64,    DType::kC128};
+    call.signature.dtype = types[(*random)() % 6];
+  }
+  return call;
+}
 
 }  // namespace testing
 }  // namespace dfccl

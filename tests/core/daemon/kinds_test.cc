@@ -4,16 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <random>
 #include <string>
 #include <thread>
-#include <tuple>
-#include <utility>
 #include <vector>
 
 #include "core/runtime.h"
@@ -29,14 +25,9 @@ class KindPart {
   KindPart(const Call& call, int member)
       : call_(call),
         member_(member),
-        size_(DTypeSize(call.signature.dtype)),
-        source_(Bytes(SourceBlocks(call.signature.kind, call.members()))),
-        result_(Bytes(ResultBlocks(call.signature.kind, call.members())), '\x5a') {
-    for (size_t i = 0; i < source_.size() / size_; ++i) {
-      const int64_t block = static_cast<int64_t>(i) / call.signature.count;
-      Encode(call.signature, call.Source(member, block, i % call.signature.count),
-             &source_[i * size_]);
-    }
+        source_(call.SourceElements() * DTypeSize(call.signature.dtype)),
+        result_(call.ResultElements() * DTypeSize(call.signature.dtype), '\x5a') {
+    call.FillSource(member, source_.data());
   }
 
   void Submit(bool staged_and_owned = false) {
@@ -44,7 +35,7 @@ class KindPart {
     submission.device = call_.group->members[member_];
     submission.group = call_.group;
     submission.member = member_;
-    submission.id = {call_.number * 0x9e3779b97f4a7c15u, call_.number};
+    submission.id = call_.id();
     submission.signature = call_.signature;
     submission.source = source_.data();
     submission.result = staged_and_owned ? nullptr : result_.data();
@@ -81,28 +72,14 @@ class KindPart {
   void AwaitValues() {
     const Status status = Await();
     ASSERT_TRUE(status.ok()) << status.message();
-    char expected[16];
-    for (size_t i = 0; i < result_.size() / size_; ++i) {
-      const int64_t block = static_cast<int64_t>(i) / call_.signature.count;
-      Encode(call_.signature, call_.Expected(member_, block, i % call_.signature.count), expected);
-      ASSERT_EQ(std::memcmp(&result_[i * size_], expected, size_), 0)
-          << Text() << ", element " << i;
-    }
+    ASSERT_EQ(call_.FirstWrong(member_, result_.data()), -1) << Text();
   }
 
-  std::string Text() const {
-    return std::string(KindName(call_.signature.kind)) + " of " +
-           std::to_string(call_.signature.count) + " " + DTypeName(call_.signature.dtype) +
-           ", member " + std::to_string(member_) + " of " + std::to_string(call_.members()) +
-           ", root " + std::to_string(call_.signature.root);
-  }
+  std::string Text() const { return call_.Text(member_); }
 
  private:
-  size_t Bytes(int64_t blocks) const { return blocks * call_.signature.count * size_; }
-
   const Call call_;
   const int member_;
-  const int64_t size_;
   std::vector<char> source_;
   std::vector<char> result_;
   bool owned_ = false;
@@ -113,40 +90,6 @@ using KindParts = std::vector<std::unique_ptr<KindPart>>;
 
 class KindsTest : public RuntimeTest {
  protected:
-  static Call Make(Kind kind, const std::vector<int64_t>& devices, int64_t count,
-                   std::mt19937* random) {
-    static std::atomic<uint64_t> next{1};
-    Call call;
-    call.group = Runtime::Get().InternGroup(devices);
-    call.number = next++;
-    call.signature.kind = kind;
-    call.signature.count = count;
-    const int n = call.members();
-    if (HasRoot(kind)) call.signature.root = static_cast<int>((*random)() % n);
-    if (kind == Kind::kPermute) {
-      std::vector<int> targets(n);
-      for (int i = 0; i < n; ++i) targets[i] = i;
-      std::shuffle(targets.begin(), targets.end(), *random);
-      std::vector<std::pair<int, int>> pairs;
-      for (int i = 0; i < n; ++i) {
-        if ((*random)() % 4 != 0) pairs.emplace_back(i, targets[i]);
-      }
-      call.signature.pairs = InternPairs(pairs);
-    }
-    if (Folds(kind)) {
-      const std::pair<DType, ReduceOp> folds[] = {{DType::kF32, ReduceOp::kSum},
-                                                  {DType::kS32, ReduceOp::kSum},
-                                                  {DType::kBF16, ReduceOp::kMax},
-                                                  {DType::kBool, ReduceOp::kXor}};
-      std::tie(call.signature.dtype, call.signature.op) = folds[(*random)() % 4];
-    } else {
-      const DType types[] = {DType::kBool, DType::kF8E5M2, DType::kBF16,
-                             DType::kF32,  DType::kS64,    DType::kC128};
-      call.signature.dtype = types[(*random)() % 6];
-    }
-    return call;
-  }
-
   static KindParts Parts(const Call& call) {
     KindParts parts;
     for (int i = 0; i < call.members(); ++i) parts.push_back(std::make_unique<KindPart>(call, i));
@@ -173,7 +116,7 @@ TEST_F(KindsTest, ValuesFromOneThreadInAnyOrder) {
         // Large messages of n blocks on n members take their time.
         if (members > 5 && count > 1000) count = members > 8 ? 3001 : 20011;
         for (int round = 0; round < 3; ++round) {
-          KindParts parts = Parts(Make(kind, Devices(members), count, &random));
+          KindParts parts = Parts(MakeCall(kind, Devices(members), count, &random));
           if (round > 0) std::shuffle(parts.begin(), parts.end(), random);
           for (auto& part : parts) part->Submit(/*staged_and_owned=*/round == 2);
           for (auto& part : parts) part->AwaitValues();
@@ -189,7 +132,7 @@ TEST_F(KindsTest, ValuesWithAThreadForEachMember) {
   for (Kind kind : Kinds()) {
     for (int members : {2, 5, 8}) {
       for (int64_t count : {1, 1000, 50021}) {
-        KindParts parts = Parts(Make(kind, Devices(members), count, &random));
+        KindParts parts = Parts(MakeCall(kind, Devices(members), count, &random));
         std::vector<std::thread> threads;
         for (auto& part : parts) {
           threads.emplace_back([&part] {
@@ -212,7 +155,7 @@ TEST_F(KindsTest, ValuesWrittenPastTheCaches) {
   std::mt19937 random(4);
   for (Kind kind : Kinds()) {
     for (int64_t count : {1, 1003, 40'009}) {
-      KindParts parts = Parts(Make(kind, Devices(5), count, &random));
+      KindParts parts = Parts(MakeCall(kind, Devices(5), count, &random));
       for (auto& part : parts) part->Submit();
       for (auto& part : parts) part->AwaitValues();
       if (HasFatalFailure()) return;
@@ -231,8 +174,8 @@ TEST_F(KindsTest, MixedKindsInDisorder) {
       std::vector<int64_t> devices = Devices(kDevices);
       std::shuffle(devices.begin(), devices.end(), random);
       devices.resize(1 + random() % 6);
-      const Call call = Make(Kinds()[random() % Kinds().size()], devices,
-                             random() % 40 == 0 ? 20'000 : random() % 64, &random);
+      const Call call = MakeCall(Kinds()[random() % Kinds().size()], devices,
+                                 random() % 40 == 0 ? 20'000 : random() % 64, &random);
       for (int m = 0; m < call.members(); ++m) {
         parts[devices[m]].push_back(std::make_unique<KindPart>(call, m));
       }
@@ -259,7 +202,7 @@ TEST_F(KindsTest, NobodyWaitsForWhomItDoesNotNeed) {
   std::mt19937 random(4);
   for (Kind kind : Kinds()) {
     for (int64_t count : {5, 60'000}) {
-      const Call call = Make(kind, Devices(6), count, &random);
+      const Call call = MakeCall(kind, Devices(6), count, &random);
       KindParts parts = Parts(call);
       std::vector<int> order = {0, 1, 2, 3, 4, 5};
       std::shuffle(order.begin(), order.end(), random);
@@ -314,7 +257,7 @@ TEST_F(KindsTest, AMemberThatHasFinishedIsOutOfTheGame) {
 
 TEST_F(KindsTest, AGroupThatIsTooLargeIsAnError) {
   std::mt19937 random(7);
-  for (auto& part : Parts(Make(Kind::kAllGather, Devices(300), 1, &random))) {
+  for (auto& part : Parts(MakeCall(Kind::kAllGather, Devices(300), 1, &random))) {
     part->Submit();
     const Status status = part->Await();
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
