@@ -29,6 +29,7 @@ from jax_dfccl._gather import all_gather as all_gather
 from jax_dfccl._gather import all_gather_v as all_gather_v
 from jax_dfccl._gather import gather as gather
 from jax_dfccl._grouped import grouped as grouped
+from jax_dfccl._groups import Group as Group
 from jax_dfccl._override import override_lax as override_lax
 from jax_dfccl._permute import ppermute as ppermute
 from jax_dfccl._permute import send_recv as send_recv
@@ -48,6 +49,7 @@ except _PackageNotFoundError:  # run from the source tree
     __version__ = "0+unknown"
 
 __all__ = [
+    "Group",
     "Report",
     "Survivors",
     "__version__",

@@ -18,7 +18,7 @@ from jax import lax
 from jax_dfccl import _batching as _batching  # registers rules, as the next but one does
 from jax_dfccl import _compat, _primitive
 from jax_dfccl import _derivatives as _derivatives
-from jax_dfccl._groups import Groups, check_axis_index_groups
+from jax_dfccl._groups import Group, Groups, check_axis_index_groups
 from jax_dfccl._lowering import check_all_axes_manual
 
 # JAX names the innermost frame that is not its own as an operation's source; these are not the
@@ -29,7 +29,7 @@ for _module in Path(__file__).parent.glob("*.py"):
 
 _INT32 = np.iinfo(np.int32)
 
-AxisName = Hashable | Sequence[Hashable]
+AxisName = Hashable | Sequence[Hashable] | Group
 
 
 class Options(TypedDict, total=False):
@@ -189,6 +189,9 @@ def check(
         "timeout_us": _check_timeout(function, timeout),
         "name": _check_name(function, name),
     }
+    group = _primitive.explicit(axes)
+    if group is not None:
+        checked["name"] = f"{group.name}/{checked['name']}" if checked["name"] else group.name
     if key is not None and not checked["name"]:
         raise ValueError(
             f"{function}: key is given without name; a key tells calls of one name apart, so give "
@@ -201,7 +204,7 @@ def check(
         if axis_index_groups is not None:
             groups = check_axis_index_groups(function, axis_index_groups, size)
         mesh = jax.sharding.get_abstract_mesh()
-        if set(axes) & set(mesh.manual_axes):
+        if mesh.manual_axes and (group is not None or set(axes) & set(mesh.manual_axes)):
             check_all_axes_manual(function, mesh, mesh.manual_axes)
     return Call(function, axes, size, groups, **checked)
 
@@ -259,13 +262,15 @@ def _check_axes(function: str, axis_name: Any) -> tuple[Any, ...]:
                 f"{function}: axis_name has {axis!r}; it must name mesh or vmap axes (for "
                 "dimensions of the array itself use jax.numpy)"
             )
+        if isinstance(axis, Group) and len(axes) > 1:
+            raise TypeError(f"{function}: axis_name has {axis!r} beside others; give it alone")
     if len(set(axes)) != len(axes):
         raise ValueError(f"{function}: axis_name {axis_name!r} repeats an axis; name each once")
     return axes
 
 
 def _axis_size(function: str, axes: tuple[Any, ...]) -> int:
-    for axis in axes:
+    for axis in () if _primitive.explicit(axes) else axes:
         try:
             lax.axis_size(axis)
         except NameError:
@@ -274,7 +279,7 @@ def _axis_size(function: str, axes: tuple[Any, ...]) -> int:
                 "jax.shard_map over a mesh with that axis (or jax.vmap with that axis_name); "
                 "outside, use jax.shard_map"
             ) from None
-    return lax.axis_size(axes)
+    return _primitive.axis_size(axes)
 
 
 def _check_name(function: str, name: Any) -> str:

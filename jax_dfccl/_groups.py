@@ -1,13 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who talks to whom: from axis names and `axis_index_groups` to lists of mesh positions."""
 
+import dataclasses
 import operator
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 Groups = tuple[tuple[int, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Group:
+    """Devices that communicate from programs of their own.
+
+    It stands where a collective takes an axis name. Each member runs a program of its own (a jitted
+    function on one device, or a `jax.shard_map` over some), and these programs meet in their calls.
+
+    >>> import jax, jax_dfccl
+    >>> ends = jax_dfccl.Group([jax.devices()[0], jax.devices()[-1]], name="ends")
+    >>> add = jax.jit(lambda x: jax_dfccl.all_reduce(x + 1, ends))
+    >>> double = jax.jit(lambda x: jax_dfccl.all_reduce(2 * x, ends))
+    >>> x, y = (jax.device_put(k, device) for k, device in zip((3.0, 4.0), ends.devices))
+    >>> a, b = add(x), double(y)  # neither waits for the other
+    >>> float(a), float(b)
+    (12.0, 12.0)
+
+    Calls meet by the name of the group, the `name=` of the call if it has one, and its `key=`:
+    the n-th of these on one member is the n-th on every other. Groups are made locally, without
+    communication, and are equal if their names and their devices, in order, are.
+
+    Args:
+        devices: the members, by rank; of any process.
+        name: tells groups of the same devices apart.
+    """
+
+    name: str
+    members: tuple[int, ...]  # global device ids
+
+    def __init__(self, devices: Iterable[Any], *, name: str) -> None:
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"Group: name is {name!r}; it must be a str that is not empty")
+        listed = tuple(devices)
+        if not listed or not all(isinstance(device, jax.Device) for device in listed):
+            raise TypeError(f"Group: devices are {listed!r}; give at least one jax.Device")
+        members = tuple(device.id for device in listed)
+        if repeated := [member for member in members if members.count(member) > 1]:
+            raise ValueError(f"Group: device {repeated[0]} is listed twice")
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "members", members)
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return len(self.members)
+
+    def rank(self) -> Any:
+        """The rank of the device that runs the program in which this is called."""
+        from jax_dfccl import _primitive  # which needs this module
+
+        return _primitive.axis_index((self,))
+
+    @property
+    def devices(self) -> list[Any]:
+        """The members, by rank."""
+        by_id = {device.id: device for device in jax.devices("cpu")}
+        return [by_id[member] for member in self.members]
 
 
 def check_axis_index_groups(function: str, groups: Any, size: int) -> Groups:

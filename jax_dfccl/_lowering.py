@@ -10,6 +10,8 @@ The custom call's operands are the arrays, and the key if there is one. Its `bac
     groups       i64[]  positions in the mesh's flat device order, group after group
     group_sizes  i64[]
     devices      i64[]  empty; the global device id of each position once the program is loaded
+    members      i64[]  of a `Group`: its members' global device ids, whose indices `groups` has
+                        then in the place of positions; else empty
     name         str    "": unnamed
     has_key      i64    0 or 1
     priority     i64
@@ -36,8 +38,8 @@ from jax.interpreters import mlir
 
 from jax_dfccl import _cluster, _compat, _local, _passes, _plans
 from jax_dfccl._config import Config
-from jax_dfccl._groups import Groups, replica_groups
-from jax_dfccl._primitive import KINDS, PRIMITIVES, Kind, array_count
+from jax_dfccl._groups import Group, Groups, replica_groups
+from jax_dfccl._primitive import KINDS, PRIMITIVES, RANK_IN_GROUP, Kind, array_count, explicit
 
 PLATFORM = "cpu"
 
@@ -140,18 +142,32 @@ def _lower(
     **params: Any,
 ) -> Any:
     del level  # tells derivatives' names apart, nothing else
+    group = explicit(axes)
     context = ctx.module_context.axis_context
-    if not isinstance(context, mlir.SPMDAxisContext):
+    if isinstance(context, mlir.SPMDAxisContext):
+        check_all_axes_manual(kind.shown, context.mesh, context.manual_axes)
+        shape = context.mesh.shape
+    elif group is not None and getattr(context, "num_devices", 0) == 1:
+        shape = {}
+    else:
         raise NotImplementedError(
             f"{kind.shown} over {axes} is outside jax.shard_map; call it in a function under "
-            "jax.shard_map"
+            "jax.shard_map" + (" or on one device" if group else "")
         )
-    mesh = context.mesh
-    check_all_axes_manual(kind.shown, mesh, context.manual_axes)
-    members = replica_groups(mesh.shape, axes, groups)
+    if group is not None:
+        shape = {group: group.size}
+    members = replica_groups(shape, axes, groups)
     if reverse:
         members = tuple(group[::-1] for group in members)
-    return emit(ctx, *operands, kind=kind.name, members=members, **params)
+    return emit(ctx, *operands, kind=kind.name, members=members, group=group, **params)
+
+
+def _lower_rank(ctx: mlir.LoweringRuleContext, position: Any, *, group: Group) -> Any:
+    """The pass puts the rank in its place when the devices are known."""
+    register()
+    _compat.note_call()
+    members = np.array(group.members, np.int64)
+    return jax.ffi.ffi_lowering(_passes.RANK)(ctx, position, members=members)
 
 
 def emit(
@@ -159,6 +175,7 @@ def emit(
     *operands: Any,
     kind: str,
     members: Groups,
+    group: Group | None = None,
     op: str = "",
     root: int = 0,
     pairs: tuple[tuple[int, int], ...] = (),
@@ -168,8 +185,8 @@ def emit(
 ) -> Any:
     """Emits the custom call. `ctx` has the types of its operands (arrays, key) and of its result.
 
-    `members` are the groups, as positions in the mesh of the manual code that it stands in; `root`
-    and `pairs` are indices in each group. Groups of one member need no call.
+    `members` are the groups, as positions in the mesh of the manual code that it stands in, or as
+    ranks in `group`; `root` and `pairs` are indices in each. Groups of one member need no call.
     """
     if all(len(group) == 1 for group in members):
 
@@ -197,6 +214,7 @@ def emit(
         groups=np.array([position for group in members for position in group], np.int64),
         group_sizes=np.array([len(group) for group in members], np.int64),
         devices=np.array([], np.int64),
+        members=np.array(group.members if group is not None else [], np.int64),
         name=name,
         has_key=np.int64(has_key),
         priority=np.int64(priority),
@@ -226,6 +244,8 @@ for _name, _primitive in PRIMITIVES.items():
     _refusal, _rule = (functools.partial(f, KINDS[_name]) for f in (_refuse, _lower))
     mlir.register_lowering(_primitive, _refusal, cacheable=False)
     mlir.register_lowering(_primitive, _rule, platform=PLATFORM, cacheable=False)
+
+mlir.register_lowering(RANK_IN_GROUP, _lower_rank, platform=PLATFORM, cacheable=False)
 
 # At import: a module's lowering has begun by the time the first rule runs.
 _passes.install(lambda index: call_info(index).source, _register_site, _begin_executable)

@@ -12,6 +12,8 @@
 4. Let unsplit calls *overwrite* their operands where nothing else needs them.
 5. *Name* the calls: a number in the module, and a hash of the module that depends neither on
    source lines nor on what else was traced before.
+
+What must know the devices of a program (`_settle`) is done when it is about to be compiled.
 """
 
 import dataclasses
@@ -25,10 +27,12 @@ from jax_dfccl._compat import ir
 CALL = "dfccl_collective"
 START = "dfccl_collective_start"
 DONE = "dfccl_collective_done"
+RANK = "dfccl_rank"  # in a Group; replaced when the program's devices are known
+_RANKS_IN = "dfccl_ranks_in"  # marks the table that it is replaced by
 
 # Custom calls that only annotate, or that XLA replaces by operations that cannot fail.
 _HARMLESS_TARGETS = frozenset(
-    {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement"}
+    {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement", RANK}
 )
 _HARMLESS_PREFIXES = ("xla.sdy.", "mhlo.", "chlo.", "stablehlo.")
 
@@ -150,6 +154,10 @@ class _Call:
     @property
     def group_sizes(self) -> list[int]:
         return _integers(self.config["group_sizes"])
+
+    @property
+    def of_explicit_group(self) -> bool:
+        return len(_integers(self.config["members"])) > 0
 
 
 class _Graph:
@@ -501,7 +509,8 @@ class _Uniformity:
     def _custom_call_needs(self, op: _Op) -> Iterable[_Value] | None:
         if op.call is not None:
             agrees = op.call.kind in _AGREEING_KINDS
-            return [] if agrees and op.call.group_sizes == [self._graph.partitions] else None
+            everyone = op.call.group_sizes == [self._graph.partitions]
+            return [] if agrees and everyone and not op.call.of_explicit_group else None
         target = _target(op.op)
         if target == "Sharding":
             return op.operands
@@ -802,6 +811,63 @@ def _may_overwrite_operand(call: _Call) -> bool:
         value = owner.operands[value.index if len(owner.results) > 1 else 0]
 
 
+# --- programs of one device ----------------------------------------------------------------------
+
+# XLA runs a program of one device that it expects to take fewer operations than this in the
+# thread that dispatches it, which would then wait for the other members.
+_LEAST_OPERATIONS = 1000
+
+
+def _keep_out_of_dispatch(call: _Call) -> None:
+    """Makes XLA expect a program to take long, by a branch that is never taken.
+
+    The call's ticket goes through a conditional that computes something if the ticket is 0, as no
+    ticket is.
+    """
+    start, done = call.emitted
+    ticket = start.results[0]
+    point = ir.InsertionPoint(done)
+
+    def make(name: str, types: Any, operands: Any, at: Any = point, **attributes: Any) -> Any:
+        return ir.Operation.create(name, types, operands, attributes, loc=start.location, ip=at)
+
+    element = ticket.type.element_type
+    flag = ir.RankedTensorType.get([], ir.IntegerType.get_signless(1))
+    one = ir.RankedTensorType.get([1], ir.IntegerType.get_signless(1))
+    zero = ir.DenseElementsAttr.get_splat(ticket.type, ir.IntegerAttr.get(element, 0))
+    nothing = make("stablehlo.constant", [ticket.type], [], value=zero).results[0]
+    direction = ir.Attribute.parse("#stablehlo<comparison_direction EQ>")
+    is_zero = make(
+        "stablehlo.compare", [one], [ticket, nothing], comparison_direction=direction
+    ).results[0]
+    is_zero = make("stablehlo.reshape", [flag], [is_zero]).results[0]
+    choice = ir.Operation.create(
+        "stablehlo.if", [ticket.type], [is_zero], regions=2, loc=start.location, ip=point
+    )
+    taken, usual = (region.blocks.append() for region in choice.regions)
+    with ir.Location.unknown():
+        wide = ir.RankedTensorType.get([2 * _LEAST_OPERATIONS], element)
+        inside = ir.InsertionPoint(taken)
+        numbers = make("stablehlo.iota", [wide], [], inside, iota_dimension=_i64(0)).results[0]
+        dimensions = ir.DenseI64ArrayAttr.get([0])
+        spread = make(
+            "stablehlo.broadcast_in_dim",
+            [wide],
+            [ticket],
+            inside,
+            broadcast_dimensions=dimensions,
+        ).results[0]
+        product = make("stablehlo.multiply", [wide], [numbers, spread], inside).results[0]
+        cut = {
+            name: ir.DenseI64ArrayAttr.get([value])
+            for name, value in (("start_indices", 7), ("limit_indices", 8), ("strides", 1))
+        }
+        part = make("stablehlo.slice", [ticket.type], [product], inside, **cut).results[0]
+        make("stablehlo.return", [], [part], inside)
+        make("stablehlo.return", [], [ticket], ir.InsertionPoint(usual))
+    done.operands[0] = choice.results[0]
+
+
 # --- what no static order can serve --------------------------------------------------------------
 
 
@@ -858,6 +924,33 @@ def _waits(block: _Block) -> dict[tuple[str, str], bool]:
     return pairs
 
 
+def _refuse_unordered(block: _Block, describe: Callable[[int], str]) -> None:
+    """Raises if two calls over a Group have one identity and may run in either order.
+
+    Members may run programs of their own, so nothing else would tell which meets which.
+    """
+    seen: dict[tuple[Any, ...], _Call] = {}
+    for op in block.ops:
+        for region in op.regions if op.holds_calls else ():
+            _refuse_unordered(region, describe)
+        call = op.call
+        if call is None or not call.of_explicit_group:
+            continue
+        key = op.operands[-1] if call.config["has_key"].value else None
+        if key is not None and isinstance(key.owner, _Op) and "value" in key.owner.op.attributes:
+            key = str(key.owner.op.attributes["value"])
+        identity = (call.name, str(call.config["members"]), key)
+        earlier = seen.get(identity)
+        if earlier is not None and not call.after >> earlier.site & 1:
+            raise ValueError(
+                f"two calls '{call.name}' of this program, {describe(earlier.source)} and "
+                f"{describe(call.source)}, may run in either order, and other programs could not "
+                "tell which they meet; give them different name= or key=, or use the result of one "
+                "for the other"
+            )
+        seen[identity] = call
+
+
 def _keyless(calls: Iterable[_Call]) -> list[_Call]:
     """Named calls whose name alone says which collective they are."""
     return [c for c in calls if c.name and not c.config["has_key"].value]
@@ -902,7 +995,9 @@ def holds_calls(module: Any) -> bool:
 
     def visit(op: Any) -> Any:
         nonlocal found
-        if op.name == "stablehlo.custom_call" and _target(op) in (CALL, START, DONE):
+        if _is_table(op) or (
+            op.name == "stablehlo.custom_call" and _target(op) in (CALL, START, DONE, RANK)
+        ):
             found = True
             return ir.WalkResult.INTERRUPT
         return ir.WalkResult.ADVANCE
@@ -922,6 +1017,8 @@ def _settle(module: Any, devices: list[int]) -> set[tuple[int, ...]]:
       The groups of its calls, as device ids.
     """
     groups: set[tuple[int, ...]] = set()
+    ranks: list[Any] = []
+    tables: list[Any] = []
     with module.context, ir.Location.unknown():
         known: dict[str, Any] = {"devices": ir.DenseI64ArrayAttr.get(devices)}
         if _survey(module).may_wait:
@@ -932,15 +1029,70 @@ def _settle(module: Any, devices: list[int]) -> set[tuple[int, ...]]:
                 config = {entry.name: entry.attr for entry in op.attributes["mhlo.backend_config"]}
                 op.attributes["mhlo.backend_config"] = ir.DictAttr.get(config | known)
                 positions = _integers(config["groups"])
+                ids = _integers(config["members"]) or devices
                 for size in _integers(config["group_sizes"]):
                     # The handlers refuse what does not fit, and say so.
-                    fitting = [p for p in positions[:size] if 0 <= p < len(devices)]
-                    groups.add(tuple(devices[p] for p in fitting))
+                    fitting = [p for p in positions[:size] if 0 <= p < len(ids)]
+                    groups.add(tuple(ids[p] for p in fitting))
                     del positions[:size]
+            elif op.name == "stablehlo.custom_call" and _target(op) == RANK:
+                ranks.append(op)
+            elif _is_table(op):
+                tables.append(op)
             return ir.WalkResult.ADVANCE
 
         module.operation.walk(visit)
+        tables += [_put_rank(op, len(devices)) for op in ranks]
+        for table in tables:
+            _fill(table, devices)
     return groups
+
+
+def _is_table(op: Any) -> bool:
+    """Whether it is a table of ranks, which is filled anew for every load."""
+    return (
+        op.name == "stablehlo.constant"
+        and "mhlo.frontend_attributes" in op.attributes
+        and _RANKS_IN in op.attributes["mhlo.frontend_attributes"]
+    )
+
+
+def _put_rank(op: Any, devices: int) -> Any:
+    """Replaces a question for the rank in a Group by a look into a table, which it returns."""
+    config = {entry.name: entry.attr for entry in op.attributes["mhlo.backend_config"]}
+    members = ",".join(map(str, _integers(config["members"])))
+    result = op.results[0]
+
+    def make(name: str, shape: list[int], operands: list[Any], **attributes: Any) -> Any:
+        kind = ir.RankedTensorType.get(shape, result.type.element_type)
+        point = ir.InsertionPoint(op)
+        return ir.Operation.create(name, [kind], operands, attributes, loc=op.location, ip=point)
+
+    table = make("stablehlo.constant", [devices], [], value=_ranks([0] * devices))
+    table.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(
+        {_RANKS_IN: ir.StringAttr.get(members)}
+    )
+    sizes = ir.DenseI64ArrayAttr.get([1])
+    operands = [table.results[0], op.operands[0]]
+    rank = make("stablehlo.dynamic_slice", [1], operands, slice_sizes=sizes).results[0]
+    result.replace_all_uses_with(make("stablehlo.reshape", [], [rank]).results[0])
+    op.erase()
+    return table
+
+
+def _ranks(values: list[int]) -> Any:
+    kind = ir.IntegerType.get_signless(32)
+    entries = [ir.IntegerAttr.get(kind, value) for value in values]
+    return ir.DenseElementsAttr.get(entries, ir.RankedTensorType.get([len(values)], kind))
+
+
+def _fill(table: Any, devices: list[int]) -> None:
+    """Puts the ranks of the devices that the program is loaded for into a table."""
+    config = {entry.name: entry.attr for entry in table.attributes["mhlo.frontend_attributes"]}
+    members = [int(member) for member in config[_RANKS_IN].value.split(",")]
+    if outside := [device for device in devices if device not in members]:
+        raise ValueError(f"device {outside[0]} asks for its rank in a Group that it is not in")
+    table.attributes["value"] = _ranks([members.index(device) for device in devices])
 
 
 def install(
@@ -1000,7 +1152,11 @@ def rewrite(
                     _set_phases(inner)
             conflicts += _find_conflicts(block)
         for block in blocks:
+            _refuse_unordered(block, describe)
+        for block in blocks:
             _split(block, (), int(survey.may_fail))
+        if graph.partitions == 1 and len(graph.calls[0].emitted) == 2:
+            _keep_out_of_dispatch(graph.calls[0])
         for call in graph.calls:
             if len(call.emitted) == 1 and _may_overwrite_operand(call):
                 _compat.alias_result_to_operand(call.node.op)

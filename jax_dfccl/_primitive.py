@@ -21,7 +21,7 @@ and `ragged_all_to_all` has the operands of the function in `jax.lax`.
 
 Operands are these arrays and, if the call has one, the key (an integer scalar). Parameters:
 
-    axes         names of the axes; none is repeated
+    axes         names of the axes, none repeated; or one `Group`, which counts as an axis
     groups       axis_index_groups as tuples, or None
     name         "" for an unnamed call
     level        how often a named call has been differentiated (see `_derivatives.derived`)
@@ -47,7 +47,7 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from jax_dfccl import _compat
-from jax_dfccl._groups import Groups, positions_in_groups
+from jax_dfccl._groups import Group, Groups, positions_in_groups
 
 OPS = ("sum", "mean", "prod", "min", "max", "and", "or", "xor")
 LINEAR_OPS = ("sum", "mean")
@@ -91,12 +91,14 @@ KINDS = {
 RAGGED = "ragged_all_to_all"
 
 PRIMITIVES = {name: Primitive(f"dfccl_{name}") for name in KINDS}
+# The rank in its parameter `group`, a Group, of the device at a position in the mesh.
+RANK_IN_GROUP = Primitive("dfccl_rank")
 
 
 def bind(kind: str, *operands: Any, **params: Any) -> Any:
     """Binds the kind's primitive, its arrays cast to vary over the mesh axes of the call."""
     manual = jax.sharding.get_abstract_mesh().manual_axes
-    axes = {axis for axis in params["axes"] if axis in manual}
+    axes = set(manual if explicit(params["axes"]) else params["axes"]) & set(manual)
     arrays, key = operands[: array_count(kind)], operands[array_count(kind) :]
     if len(arrays) > 1:
         axes = axes.union(*(_varying_axes(array) for array in arrays))
@@ -118,24 +120,45 @@ def _varying(x: Any, axes: set[Any]) -> Any:
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
+def explicit(axes: tuple[Any, ...]) -> Group | None:
+    """The Group that stands in the place of axes."""
+    return axes[0] if axes and isinstance(axes[0], Group) else None
+
+
+def axis_size(axes: tuple[Any, ...]) -> int:
+    """How many members there are along the axes."""
+    group = explicit(axes)
+    return lax.axis_size(axes) if group is None else group.size
+
+
+def axis_index(axes: tuple[Any, ...]) -> Any:
+    """This member's index along the axes."""
+    group = explicit(axes)
+    if group is None:
+        return lax.axis_index(axes)
+    mesh = jax.sharding.get_abstract_mesh()
+    manual = tuple(axis for axis in mesh.axis_names if axis in mesh.manual_axes)
+    return RANK_IN_GROUP.bind(lax.axis_index(manual) if manual else jnp.int32(0), group=group)
+
+
 def group_size(axes: tuple[Any, ...], groups: Groups | None) -> Any:
     """Members of this device's group: a Python int unless the groups differ in size."""
     if groups is None:
-        return lax.axis_size(axes)
+        return axis_size(axes)
     sizes = {len(group) for group in groups}
     if len(sizes) == 1:
         return sizes.pop()
-    return jnp.asarray(positions_in_groups(groups)[1])[lax.axis_index(axes)]
+    return jnp.asarray(positions_in_groups(groups)[1])[axis_index(axes)]
 
 
 def rank(axes: tuple[Any, ...], groups: Groups | None) -> Any:
     """This member's index in its group."""
-    index = lax.axis_index(axes)
+    index = axis_index(axes)
     return index if groups is None else jnp.asarray(positions_in_groups(groups)[0])[index]
 
 
 def _type(kind: Kind, x: Any, *rest: Any, axes: Any, groups: Any, **_: Any) -> Any:
-    effects = {_compat.NamedAxisEffect(axis) for axis in axes}
+    effects = {_compat.NamedAxisEffect(axis) for axis in axes if not isinstance(axis, Group)}
     for array in (x, *rest[: array_count(kind.name) - 1]):
         _check_reduced(kind, array, axes)
     if kind.name == RAGGED:
@@ -162,6 +185,10 @@ def _check_reduced(kind: Kind, x: Any, axes: Any) -> None:
 for _name, _primitive in PRIMITIVES.items():
     _primitive.def_impl(functools.partial(_compat.apply_primitive, _primitive))
     _primitive.def_effectful_abstract_eval(functools.partial(_type, KINDS[_name]))
+
+
+RANK_IN_GROUP.def_impl(functools.partial(_compat.apply_primitive, RANK_IN_GROUP))
+RANK_IN_GROUP.def_abstract_eval(lambda position, *, group: position)
 
 
 def accumulation_dtype(dtype: Any) -> Any:

@@ -207,6 +207,7 @@ Status Decode(Target target, const ffi::Dictionary& attributes, CallState* state
   const Integers groups = reader.Get<Integers>("groups");
   const Integers group_sizes = reader.Get<Integers>("group_sizes");
   const Integers devices = reader.Get<Integers>("devices");
+  const Integers members = reader.Get<Integers>("members");
   const std::string_view name = reader.Get<std::string_view>("name");
   const int64_t has_key = reader.Integer("has_key");
   const int64_t priority = reader.Integer("priority");
@@ -237,8 +238,8 @@ Status Decode(Target target, const ffi::Dictionary& attributes, CallState* state
   state->timeout_ns = timeout_us * 1000;
   state->program = LoadedProgram(static_cast<uint64_t>(program), devices);
   state->site = static_cast<int32_t>(site);
-  if (Status status = DecodeGroups(groups, group_sizes, devices, &state->memberships);
-      !status.ok()) {
+  const Integers ids = members.size() > 0 ? members : devices;
+  if (Status status = DecodeGroups(groups, group_sizes, ids, &state->memberships); !status.ok()) {
     return status;
   }
   if (Status status = DecodeKind(kind, op, root, pairs, state); !status.ok()) return status;

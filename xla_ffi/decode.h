@@ -14,6 +14,8 @@
 //   groups       i64[]    positions in the mesh, group after group
 //   group_sizes  i64[]    members of each group
 //   devices      i64[]    global device id of each position
+//   members      i64[]    empty; else groups are positions in this list of ids, whose
+//                         devices may run other programs
 //   name         str      "" for an unnamed call
 //   has_key      i64      1: an integer key is among the operands
 //   priority     i64      larger first

@@ -10,7 +10,16 @@ import pytest
 import jax_dfccl
 
 ELASTIC = ["detach", "join", "shrink"]
-NO_COLLECTIVES = {"Report", "Survivors", "__version__", "lax", "override_lax", "report", *ELASTIC}
+NO_COLLECTIVES = {
+    "Group",
+    "Report",
+    "Survivors",
+    "__version__",
+    "lax",
+    "override_lax",
+    "report",
+    *ELASTIC,
+}
 COLLECTIVES = sorted(set(jax_dfccl.__all__) - NO_COLLECTIVES)
 of_lax = pytest.mark.parametrize("name", jax_dfccl.lax.__all__)
 
@@ -68,6 +77,10 @@ def test_of_what_processes_call(name):
     function = getattr(jax_dfccl, name)
     run_example(function, name, 3)
     assert arguments(function) and sections(function)["Raises"]
+
+
+def test_of_groups():
+    run_example(jax_dfccl.Group, "Group", 5)
 
 
 @of_lax

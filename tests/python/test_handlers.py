@@ -40,6 +40,7 @@ def attributes(**changed: Any) -> dict[str, Any]:
         "groups": range(N),
         "group_sizes": [N],
         "devices": [device.id for device in jax.devices()],
+        "members": [],
         "name": "",
         "has_key": 0,
         "closed": 0,

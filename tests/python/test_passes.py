@@ -47,6 +47,7 @@ def call(x, name="", groups=None, key=None):
         groups=np.array(functools.reduce(operator.iadd, groups, []), np.int64),
         group_sizes=np.array([len(group) for group in groups], np.int64),
         devices=np.arange(DEVICES),
+        members=np.array([], np.int64),
         name=name,
         has_key=np.int64(key is not None),
         priority=np.int64(0),

@@ -178,6 +178,8 @@ def folders(op: str, neutral: Any = 0) -> list[Case]:
 
 def _place(axis: Any, groups: Any) -> tuple[Any, int]:
     """This member's rank in its group, and how many that has."""
+    if isinstance(axis, jax_dfccl.Group):
+        return axis.rank(), axis.size
     index = lax.axis_index(axis)
     if groups is None:
         return index, lax.axis_size(axis)
