@@ -2,13 +2,14 @@
 """Keeps the two builds in step with the tree.
 
 Every C++ file of core/, xla_ffi/ and their tests must be named in a CMakeLists.txt and in a BUILD
-file (headers in a BUILD file only), every file named there must exist, and neither may glob.
-Standard library only.
+file (headers in a BUILD file only), every file named there must exist, and neither may glob. What a
+file includes must be in its Bazel target or in one that this depends on. Standard library only.
 """
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 FOLDERS = ("core", "xla_ffi", "tests/core", "tests/xla_ffi")
@@ -19,6 +20,7 @@ _LISTED = {"CMakeLists.txt": r"\.(cc|cu)$", "BUILD": r"\.(h|cc|cuh?)$"}
 _FILE = re.compile(
     r"(?P<root>\$\{(?:PROJECT|CMAKE)_SOURCE_DIR\}/|//(?P<package>[\w/-]+):)?(?P<path>[\w./-]+\.(?:h|cuh?|cc))\b"
 )
+_INCLUDE = re.compile(r'^#include "([\w./-]+)"', re.MULTILINE)
 _GLOB = re.compile(r"\bfile\s*\(\s*GLOB|\bglob\s*\(", re.IGNORECASE)
 
 
@@ -39,6 +41,67 @@ def named_files(root: Path, build_file: Path) -> Iterator[str]:
         listed = re.search(_LISTED[build_file.name], path.name)
         if listed and path.is_relative_to(root):
             yield path.relative_to(root).as_posix()
+
+
+@dataclass(frozen=True)
+class Target:
+    """A rule of a BUILD file: its files, relative to the root, and the labels of its deps."""
+
+    label: str
+    files: frozenset[str]
+    deps: tuple[str, ...]
+
+
+def targets(root: Path, build_file: Path) -> list[Target]:
+    """Returns the C++ rules of a BUILD file, which is read as the Python that it also is."""
+    package = build_file.parent.relative_to(root).as_posix()
+    found = []
+
+    def absolute(label: str) -> str:
+        if label.startswith((":", "@")):
+            return f"//{package}{label}" if label[0] == ":" else label
+        return label if ":" in label else f"{label}:{label.rsplit('/', 1)[-1]}"
+
+    def rule(
+        name: str = "",
+        srcs: Sequence[str] = (),
+        hdrs: Sequence[str] = (),
+        deps: Sequence[str] = (),
+        **_: object,
+    ) -> None:
+        paths = []
+        for file in (*srcs, *hdrs):
+            folder, _, path = file.removeprefix("//").rpartition(":")
+            paths.append(f"{folder if file.startswith('//') else package}/{path}")
+        found.append(Target(f"//{package}:{name}", frozenset(paths), tuple(map(absolute, deps))))
+
+    rules = {"cc_library": rule, "cc_test": rule, "cc_binary": rule}
+    ignored = dict.fromkeys(("package", "exports_files", "load"), lambda *_, **__: None)
+    exec(build_file.read_text(encoding="utf-8"), {**rules, **ignored})
+    return found
+
+
+def missing_deps(root: Path) -> Iterator[str]:
+    """Yields a line for each include that no dependency of its Bazel target gives."""
+    found: dict[str, Target] = {}
+    for build_file in build_files(root, "BUILD"):
+        if not _GLOB.search(build_file.read_text(encoding="utf-8")):
+            found |= {target.label: target for target in targets(root, build_file)}
+    for target in found.values():
+        reached, waiting = set(target.files), list(target.deps)
+        seen = set(waiting)
+        while waiting:
+            dep = found.get(waiting.pop())
+            if dep is not None:
+                reached |= dep.files
+                waiting += [label for label in dep.deps if label not in seen]
+                seen |= set(dep.deps)
+        for file in sorted(target.files):
+            if not (root / file).is_file():
+                continue
+            for include in _INCLUDE.findall((root / file).read_text(encoding="utf-8")):
+                if include not in reached and (root / include).is_file():
+                    yield f"{target.label}: {file} includes {include}, which no dep has"
 
 
 def check(root: Path) -> list[str]:
@@ -63,7 +126,7 @@ def check(root: Path) -> list[str]:
                     faults.append(f"{shown}: names {path}, which does not exist")
         wanted = {path for path in sources if re.search(listed, path)}
         faults += [f"{path}: in no {build_name}" for path in sorted(wanted - named)]
-    return faults
+    return [*faults, *missing_deps(root)]
 
 
 def main() -> int:

@@ -26,8 +26,6 @@ namespace {
 
 // Longest time a poll of the transport's own thread may run daemons.
 constexpr int64_t kDriveNs = 200'000;
-// What later messages refer to overtakes them all.
-constexpr int32_t kFirst = INT32_MAX;
 constexpr size_t kMostTextBytes = 600;
 constexpr size_t kMostErrorBytes = 2000;
 
@@ -331,17 +329,17 @@ void Cluster::Cancel(Operation* operation) {
   }
 }
 
-void Cluster::Tell(int process, const std::string& header) {
+void Cluster::Tell(int process, const std::string& header, int32_t priority) {
   OutgoingMessage message;
   message.header = header.data();
   message.header_bytes = static_cast<uint32_t>(header.size());
-  message.priority = kFirst;
+  message.priority = priority;
   joined_.LoadAcquire()->Post(process, message);
 }
 
-void Cluster::TellAllMet(const std::string& header) {
+void Cluster::TellAllMet(const std::string& header, int32_t priority) {
   for (size_t process = 0; process < peers_.size(); ++process) {
-    if (peers_[process]->met.LoadRelaxed() != 0) Tell(static_cast<int>(process), header);
+    if (peers_[process]->met.LoadRelaxed() != 0) Tell(static_cast<int>(process), header, priority);
   }
 }
 
@@ -418,7 +416,8 @@ void Cluster::TellEnded(const Ended& ended) {
   TellAllMet(text);
 }
 
-Cluster::MustEnd Cluster::TellStuck(uint64_t activity, std::vector<DeviceWait> waits) {
+Cluster::MustEnd Cluster::TellStuck(uint64_t words, uint64_t activity,
+                                    std::vector<DeviceWait> waits) {
   // Of one process, so that a message can hold it; and those told on at a time.
   constexpr size_t kMostWaits = 12;
   constexpr size_t kMostAwaited = 16;
@@ -456,11 +455,13 @@ Cluster::MustEnd Cluster::TellStuck(uint64_t activity, std::vector<DeviceWait> w
   {
     std::lock_guard<SpinLock> lock(stuck_lock_);
     StuckProcess& own = stuck_[process_];
-    own = {process_, activity, own.count + 1, serial, std::move(waits), 0};
+    own = {process_, activity, own.count + 1, serial, std::move(waits)};
     if (!own.waits.empty()) {
       const std::vector<StuckCycle> cycles = FindStuckCycles(stuck_);
       for (const StuckCycle& cycle : cycles) {
-        if (own.sees == 0 && cycle.Has(process_)) own.sees = cycle.Hash();
+        if (own.sees == 0 && cycle.Has(process_) && cycle.HeardDirectly(process_, words)) {
+          own.sees = cycle.Hash();
+        }
       }
       ends = MustEndHere(cycles);
       for (size_t i = 0; i < stuck_.size() && others.size() < kMostToldOn; ++i) {
@@ -474,7 +475,7 @@ Cluster::MustEnd Cluster::TellStuck(uint64_t activity, std::vector<DeviceWait> w
     }
     own_text = text_of(own);
   }
-  TellAllMet(own_text);
+  TellAllMet(own_text, kLast);
   for (const int process : awaited) {
     if (process == process_) continue;
     for (const auto& [about, text] : others) {
@@ -502,7 +503,12 @@ Cluster::MustEnd Cluster::MustEndHere(const std::vector<StuckCycle>& cycles) con
   return ends;
 }
 
-void Cluster::HearStuck(const std::string& header) {
+uint64_t Cluster::StuckWords() {
+  std::lock_guard<SpinLock> lock(stuck_lock_);
+  return stuck_words_;
+}
+
+void Cluster::HearStuck(int from, const std::string& header) {
   Reader reader(header);
   StuckProcess told;
   told.process = reader.Get<int>();
@@ -526,8 +532,16 @@ void Cluster::HearStuck(const std::string& header) {
   if (!reader.ok() || process == process_ || process < 0) return;
   if (static_cast<size_t>(process) >= stuck_.size()) return;
   std::lock_guard<SpinLock> lock(stuck_lock_);
+  StuckProcess& known = stuck_[process];
+  if (from == process) {
+    known.direct_activity = told.activity;
+    known.direct_word = ++stuck_words_;
+  }
   // It may have come by several ways.
-  if (told.count > stuck_[process].count) stuck_[process] = std::move(told);
+  if (told.count <= known.count) return;
+  told.direct_activity = known.direct_activity;
+  told.direct_word = known.direct_word;
+  known = std::move(told);
 }
 
 void Cluster::AnswerThreads(int threads) {
@@ -819,7 +833,7 @@ void Cluster::EndSlice(int process, const void* header, uint32_t header_bytes,
     case Topic::kEnded:
       return HearEnded({text, header_bytes});
     case Topic::kStuck:
-      return HearStuck({text, header_bytes});
+      return HearStuck(process, {text, header_bytes});
     case Topic::kNote: {
       const std::string note(text, header_bytes);
       return HearNote({process, /*ended=*/false, /*in_order=*/false, Reader(note).GetText()});

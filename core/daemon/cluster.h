@@ -75,13 +75,16 @@ class Cluster final : private Receiver {
   // Says to others what waits here; an empty list takes it back. While nothing happens
   // here, this is repeated, and what others say is told on to the processes of the
   // devices that are awaited here.
-  // Returns the calls here that must end: those in a cycle of processes of which this
-  // one is the first (core/daemon/stuck.h).
+  // `words` is StuckWords() from before the waits were looked up. Returns the calls here
+  // that must end: those in a cycle of processes of which this one is the first
+  // (core/daemon/stuck.h).
   struct MustEnd {
     std::string why;
     std::vector<CollectiveId> ids;
   };
-  MustEnd TellStuck(uint64_t activity, std::vector<DeviceWait> waits);
+  MustEnd TellStuck(uint64_t words, uint64_t activity, std::vector<DeviceWait> waits);
+  // How often others have said over their own links what waits in them.
+  uint64_t StuckWords();
   int process() const { return process_; }
   bool has_others() const { return joined_.LoadAcquire() != nullptr; }
   // Readable when the runtime wants to know how many threads of the user there
@@ -102,6 +105,11 @@ class Cluster final : private Receiver {
   void FailIfGone(const CollectiveId& id, const Group* group, uint64_t launch);
 
  private:
+  // Priorities of messages: what later ones refer to overtakes them all; and what must
+  // not come before any earlier one.
+  static constexpr int32_t kFirst = INT32_MAX;
+  static constexpr int32_t kLast = INT32_MIN;
+
   struct Piece;
   struct Payload;
   // What is known of one other process.
@@ -122,10 +130,10 @@ class Cluster final : private Receiver {
   void Down(int process, const Status& status) override;
 
   static Payload PayloadOf(const Operation& operation, const Step& step);
-  void Tell(int process, const std::string& header);
+  void Tell(int process, const std::string& header, int32_t priority = kFirst);
   // What concerns whoever works together with this process: nothing heaps up for
   // those that never connect.
-  void TellAllMet(const std::string& header);
+  void TellAllMet(const std::string& header, int32_t priority = kFirst);
   void TellAbout(int process, const Operation& operation);
   void TellGroup(int process, const Group& group);
   bool Arrive(int process, const Piece& piece, const char* name);
@@ -139,7 +147,7 @@ class Cluster final : private Receiver {
   void HearNote(Note note);
   void FailIfGivenUp(const CollectiveId& id, const Group* group, uint64_t launch);
   const Group* GroupOf(uint64_t hash);
-  void HearStuck(const std::string& header);
+  void HearStuck(int from, const std::string& header);
   MustEnd MustEndHere(const std::vector<StuckCycle>& cycles) const;
   void Refuse(int process, const char* what);
   // Fails the records that still need something of a process that is gone, of those
@@ -168,6 +176,7 @@ class Cluster final : private Receiver {
   // Who waits in which process, this one too, as last heard.
   SpinLock stuck_lock_;
   std::vector<StuckProcess> stuck_;
+  uint64_t stuck_words_ = 0;
   // The counts that were told on last, and the process whose turn it is.
   std::vector<uint64_t> told_on_;
   size_t next_told_on_ = 0;

@@ -246,7 +246,7 @@ void Monitor::LookForCycles(int64_t now_ns) {
 }
 
 void Monitor::TakeBackStuck() {
-  if (told_) cluster_->TellStuck(activity_, {});
+  if (told_) cluster_->TellStuck(0, activity_, {});
   told_ = false;
 }
 
@@ -254,6 +254,7 @@ void Monitor::TakeBackStuck() {
 // them, and each looks whether it is in a circle.
 void Monitor::LookForCyclesAcross(int64_t now_ns) {
   told_ns_ = now_ns;
+  const uint64_t words = cluster_->StuckWords();
   std::vector<DeviceWait> waits;
   std::vector<RecordView> waiting;
   for (RecordView& view : table_->View(IsIncomplete)) {
@@ -269,7 +270,7 @@ void Monitor::LookForCyclesAcross(int64_t now_ns) {
   }
   if (waiting.empty() && !told_) return;
   told_ = !waiting.empty();
-  const Cluster::MustEnd ends = cluster_->TellStuck(activity_, std::move(waits));
+  const Cluster::MustEnd ends = cluster_->TellStuck(words, activity_, std::move(waits));
   for (const RecordView& view : waiting) {
     if (std::find(ends.ids.begin(), ends.ids.end(), view.id) == ends.ids.end()) continue;
     table_->Fail(view.id, view.group, Status(StatusCode::kCycle, ends.why), view.arrived);

@@ -20,6 +20,15 @@ int StuckCycle::FirstProcess() const {
   return first;
 }
 
+bool StuckCycle::HeardDirectly(int process, uint64_t words) const {
+  for (size_t i = 0; i < links.size(); ++i) {
+    const StuckProcess& next = *links[(i + 1) % links.size()].process;
+    if (links[i].process->process != process || next.process == process) continue;
+    if (next.direct_activity != next.activity || next.direct_word > words) return false;
+  }
+  return true;
+}
+
 uint64_t StuckCycle::Hash() const {
   Hash128 hash;
   for (const Link& link : links) {

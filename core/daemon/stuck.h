@@ -8,6 +8,10 @@
 // in a cycle say that they see it, all of it was so at one time (each had heard what
 // all others wait for before it said so, and waited for the same all the while), and
 // the first process ends the calls in which its devices wait there.
+//
+// What is passed on can overtake an arrival that is still on its way from the one it is
+// about. So a process says that it sees a cycle only once those that its own devices
+// wait for there have said the same over their links to it, behind all they had sent.
 #ifndef DFCCL_CORE_DAEMON_STUCK_H_
 #define DFCCL_CORE_DAEMON_STUCK_H_
 
@@ -37,6 +41,10 @@ struct StuckProcess {
   bool serial = false;
   std::vector<DeviceWait> waits;
   uint64_t sees = 0;  // the hash of the cycle that it is in, as far as it knows; 0: none
+  // Known to this process alone: the activity in the last word that came from that one
+  // itself, and the number of that word among all such words.
+  uint64_t direct_activity = 0;
+  uint64_t direct_word = 0;
 };
 
 // Waits in a circle, each one's device awaited by the one before; the first is that of
@@ -50,6 +58,9 @@ struct StuckCycle {
 
   bool Has(int process) const;
   int FirstProcess() const;
+  // Whether those that the devices of `process` wait for in it have said themselves what
+  // they wait for now, in the first `words` words.
+  bool HeardDirectly(int process, uint64_t words) const;
   uint64_t Hash() const;  // not 0
 };
 

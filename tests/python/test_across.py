@@ -8,7 +8,6 @@ import subprocess
 import time
 from pathlib import Path
 
-import jax
 import jobs
 import pytest
 from hosts import two_hosts
@@ -255,10 +254,6 @@ def test_training_over_a_poor_link_has_the_weights_of_one_process():
     assert len(said) == 1, said
 
 
-@pytest.mark.xfail(
-    jax.__version_info__ >= (0, 12),
-    reason="a fault of ours: late independent calls of one program are taken for a circle",
-)
 def test_processes_that_a_link_keeps_apart_for_a_while_are_only_late(tmp_path):
     progress, steps = tmp_path / "progress", 500
 

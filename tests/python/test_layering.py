@@ -139,6 +139,11 @@ def test_builds_name_every_file() -> None:
         ("core/x/BUILD", 'cc_library(srcs = ["no.cc"])', "core/x/BUILD: names core/x/no.cc, which"),
         ("core/x/BUILD", 'cc_library(srcs = glob(["*.cc"]))', "core/x/BUILD: sources are listed"),
         ("core/x/CMakeLists.txt", "file(GLOB x *.cc)", "core/x/CMakeLists.txt: sources are"),
+        (
+            "core/reduce/roofline.cc",
+            CPP + '#include "core/daemon/crew.h"\n',
+            "//core/reduce:reduce: core/reduce/roofline.cc includes core/daemon/crew.h, which no",
+        ),
     ],
 )
 def test_planted_build_fault_is_found(tree: Path, name: str, text: str, expected: str) -> None:

@@ -55,6 +55,28 @@ TEST(StuckTest, WhoWaitsForADeviceThatWaitsForNobodyIsNotStuck) {
                   .empty());
 }
 
+TEST(StuckTest, SeenOnceThoseAwaitedHaveSaidSoThemselves) {
+  std::vector<StuckProcess> processes = {Process(0, {Wait(0, {8}, "a"), Wait(1, {0}, "c")}),
+                                         Process(1, {Wait(8, {1}, "b")})};
+  processes[0].activity = 3;
+  processes[1].activity = 4;
+  const auto heard = [&](int process, uint64_t words) {
+    const std::vector<StuckCycle> cycles = FindStuckCycles(processes);
+    EXPECT_EQ(cycles.size(), 1u);
+    return cycles.front().HeardDirectly(process, words);
+  };
+  EXPECT_FALSE(heard(0, 100));  // only from others
+  processes[1].direct_word = 7;
+  processes[1].direct_activity = 3;  // of then
+  EXPECT_FALSE(heard(0, 100));
+  processes[1].direct_activity = 4;
+  EXPECT_FALSE(heard(0, 6));  // after the waits were looked up
+  EXPECT_TRUE(heard(0, 7));
+  EXPECT_FALSE(heard(1, 7));  // which waits for process 0
+  processes[0].direct_activity = 3;
+  EXPECT_TRUE(heard(1, 7));
+}
+
 TEST(StuckTest, AProcessWithSeveralThreadsMayStillCome) {
   EXPECT_TRUE(FindStuckCycles({Process(0, {Wait(0, {8}, "a")}),
                                Process(1, {Wait(8, {0}, "b")}, /*serial=*/false)})
