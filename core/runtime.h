@@ -127,6 +127,9 @@ class Runtime {
   virtual void Collect(Operation* operation, void* destination) = 0;
   virtual void Release(Operation* operation) = 0;
 
+  // Ends an unfinished operation, for all its members. False: it has finished.
+  virtual bool Cancel(Operation* operation, const Status& status) = 0;
+
   // Ends every unfinished operation that `device` started in (program, launch)
   // with `status`, and returns when no peer touches their buffers any more.
   virtual void Abandon(int64_t device, uint64_t program, uint64_t launch, const Status& status) = 0;

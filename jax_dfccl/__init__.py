@@ -30,6 +30,13 @@ from jax_dfccl._gather import all_gather_v as all_gather_v
 from jax_dfccl._gather import gather as gather
 from jax_dfccl._grouped import grouped as grouped
 from jax_dfccl._groups import Group as Group
+from jax_dfccl._handles import Handle as Handle
+from jax_dfccl._handles import cancel as cancel
+from jax_dfccl._handles import start as start
+from jax_dfccl._handles import test as test
+from jax_dfccl._handles import wait as wait
+from jax_dfccl._handles import wait_all as wait_all
+from jax_dfccl._handles import wait_any as wait_any
 from jax_dfccl._override import override_lax as override_lax
 from jax_dfccl._permute import ppermute as ppermute
 from jax_dfccl._permute import send_recv as send_recv
@@ -50,6 +57,7 @@ except _PackageNotFoundError:  # run from the source tree
 
 __all__ = [
     "Group",
+    "Handle",
     "Report",
     "Survivors",
     "__version__",
@@ -60,6 +68,7 @@ __all__ = [
     "all_to_all_v",
     "barrier",
     "broadcast",
+    "cancel",
     "detach",
     "exclusive_scan",
     "gather",
@@ -79,4 +88,9 @@ __all__ = [
     "send_recv",
     "sharded",
     "shrink",
+    "start",
+    "test",
+    "wait",
+    "wait_all",
+    "wait_any",
 ]

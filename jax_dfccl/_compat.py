@@ -10,11 +10,12 @@ import functools
 import os
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import compiler, distributed, source_info_util, xla_bridge
 from jax._src import config as jax_config
 from jax._src.core import NamedAxisEffect as NamedAxisEffect
@@ -41,10 +42,37 @@ def user_source(traceback: Any) -> str:
     return f"{Path(frame.file_name).name}:{frame.start_line} ({function})"
 
 
+def source_of(equation: Any) -> Any:
+    """In its `with` block what is bound has an equation's source line."""
+    info = equation.source_info
+    stack = source_info_util.current_name_stack() + info.name_stack
+    return source_info_util.user_context(info.traceback, name_stack=stack)
+
+
+def run_equation(equation: Any, operands: list[Any]) -> list[Any]:
+    """What an equation of a jaxpr gives for some operands."""
+    params = equation.primitive.get_bind_params(equation.params)
+    with source_of(equation), equation.ctx.manager:
+        results = equation.primitive.bind(*operands, **params)
+    return list(results) if equation.primitive.multiple_results else [results]
+
+
 def alias_result_to_operand(op: Any) -> None:
     """Tells XLA that the result of a custom call is the memory of its first operand."""
     alias = stablehlo.OutputOperandAlias.get([], 0, [])
     op.attributes["output_operand_aliases"] = ir.ArrayAttr.get([alias])
+
+
+def bitcast(value: Any, shape: Sequence[int], dtype: Any) -> Any:
+    """A value of a lowered module as another integer type of as many bytes in all."""
+    element = mlir.dtype_to_ir_type(np.dtype(dtype))
+    had = ir.RankedTensorType(value.type)
+    bits, had_bits = np.dtype(dtype).itemsize * 8, ir.IntegerType(had.element_type).width
+    wide = had_bits < bits
+    # Two narrow numbers are the last dimension of one wide number.
+    whole = list(had.shape)[:-1] if wide else [*had.shape, had_bits // bits]
+    cast = stablehlo.BitcastConvertOp(ir.RankedTensorType.get(whole, element), value).result
+    return stablehlo.ReshapeOp(ir.RankedTensorType.get(list(shape), element), cast).result
 
 
 class _Lowering(threading.local):

@@ -45,6 +45,18 @@ def register_site(
 ) -> None:
     """Tells the runtime what a call site is, for its reports and errors."""
 
+def handle_state(ticket: int) -> str:
+    """What has become of a handle's operation: "pending", "finished" or "gone"."""
+
+def handle_drop(ticket: int) -> bool:
+    """Nobody will wait for it; False: it is gone already."""
+
+def handle_cancel(ticket: int) -> bool:
+    """Ends it on all members with an error; False: it is gone or has finished."""
+
+def take_ends(timeout_s: float) -> list[tuple[int, str]]:
+    """Waits for ends of operations that were started with a tag: (tag, error or "")."""
+
 def begin_executable() -> None:
     """The next executable is about to be compiled or loaded; one at a time."""
 

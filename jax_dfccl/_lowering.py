@@ -21,6 +21,11 @@ The custom call's operands are the arrays, and the key if there is one. Its `bac
     site         i64    -1, which the module pass replaces
     closed       i64    0; the module pass sets 1 if nothing else in the program can wait for peers
 
+A start whose ticket a handle has may have a tag as its last operand, an int32 under which its end
+is announced (`_core.take_ends`), and says so:
+
+    has_tag      i64    0 or 1
+
 All but `call` are the same in every process that lowers the program, whatever line, thread or
 folder it was started from.
 """
@@ -33,13 +38,23 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import jax
+import jax.core
 import numpy as np
 from jax.interpreters import mlir
 
 from jax_dfccl import _cluster, _compat, _local, _passes, _plans
 from jax_dfccl._config import Config
 from jax_dfccl._groups import Group, Groups, replica_groups
-from jax_dfccl._primitive import KINDS, PRIMITIVES, RANK_IN_GROUP, Kind, array_count, explicit
+from jax_dfccl._primitive import (
+    KINDS,
+    PRIMITIVES,
+    RANK_IN_GROUP,
+    START,
+    WAIT,
+    Kind,
+    array_count,
+    explicit,
+)
 
 PLATFORM = "cpu"
 
@@ -131,16 +146,56 @@ def check_all_axes_manual(function: str, mesh: Any, manual_axes: Any) -> None:
         )
 
 
-def _lower(
+def _lower(kind: Kind, ctx: mlir.LoweringRuleContext, *operands: Any, **params: Any) -> Any:
+    return emit(ctx, *operands, kind=kind.name, **_resolved(kind, ctx, **params))
+
+
+def _lower_start(
+    ctx: mlir.LoweringRuleContext, *operands: Any, kind: str, has_tag: bool, **params: Any
+) -> Any:
+    resolved = _resolved(KINDS[kind], ctx, **params)
+    count = len(operands) - has_tag
+    ticket = jax.core.ShapedArray((1,), np.dtype(np.uint64))
+    ctx = ctx.replace(avals_out=[ticket])
+    (made,) = emit(
+        ctx,
+        *operands,
+        kind=kind,
+        **resolved,
+        target=_passes.HANDLE_START,
+        has_key=count > array_count(kind),
+        has_tag=np.int64(has_tag),
+    )
+    return [_compat.bitcast(made, (2,), np.uint32)]
+
+
+def _lower_wait(
+    ctx: mlir.LoweringRuleContext, ticket: Any, *, kind: str, shape: Any, dtype: Any, **params: Any
+) -> Any:
+    del shape, dtype
+    resolved = _resolved(KINDS[kind], ctx, **params)
+    ctx = ctx.replace(avals_in=[jax.core.ShapedArray((1,), np.dtype(np.uint64))])
+    return emit(
+        ctx,
+        _compat.bitcast(ticket, (1,), np.uint64),
+        kind=kind,
+        **resolved,
+        target=_passes.HANDLE_WAIT,
+        has_key=False,
+    )
+
+
+def _resolved(
     kind: Kind,
     ctx: mlir.LoweringRuleContext,
-    *operands: Any,
+    *,
     axes: tuple[Any, ...],
     groups: Any,
     level: int,
     reverse: bool = False,
     **params: Any,
-) -> Any:
+) -> dict[str, Any]:
+    """The parameters of a primitive as `emit` takes them."""
     del level  # tells derivatives' names apart, nothing else
     group = explicit(axes)
     context = ctx.module_context.axis_context
@@ -159,7 +214,7 @@ def _lower(
     members = replica_groups(shape, axes, groups)
     if reverse:
         members = tuple(group[::-1] for group in members)
-    return emit(ctx, *operands, kind=kind.name, members=members, group=group, **params)
+    return {"members": members, "group": group, **params}
 
 
 def _lower_rank(ctx: mlir.LoweringRuleContext, position: Any, *, group: Group) -> Any:
@@ -182,13 +237,16 @@ def emit(
     name: str = "",
     priority: int = 0,
     timeout_us: int = 0,
+    target: str = _passes.CALL,
+    has_key: bool | None = None,
+    **attributes: Any,
 ) -> Any:
     """Emits the custom call. `ctx` has the types of its operands (arrays, key) and of its result.
 
     `members` are the groups, as positions in the mesh of the manual code that it stands in, or as
     ranks in `group`; `root` and `pairs` are indices in each. Groups of one member need no call.
     """
-    if all(len(group) == 1 for group in members):
+    if target == _passes.CALL and all(len(group) == 1 for group in members):
 
         def alone(*operands: Any) -> Any:
             arrays = tuple(x[None] for x in operands[: array_count(kind)])
@@ -198,12 +256,13 @@ def emit(
     register()
     _compat.note_call()
 
-    has_key = len(operands) > array_count(kind)
+    if has_key is None:
+        has_key = len(operands) > array_count(kind)
     operation = f"{kind}({op})" if op else kind
     info = CallInfo(operation, name, _compat.user_source(ctx.traceback))
     # No side effect: unused calls may go and equal ones may merge, on all members alike, and the
     # call stays usable under remat.
-    lowering = jax.ffi.ffi_lowering(_passes.CALL)
+    lowering = jax.ffi.ffi_lowering(target)
     return lowering(
         ctx,
         *operands,
@@ -223,6 +282,7 @@ def emit(
         program=np.int64(0),
         site=np.int64(-1),
         closed=np.int64(0),
+        **attributes,
     )
 
 
@@ -245,6 +305,8 @@ for _name, _primitive in PRIMITIVES.items():
     mlir.register_lowering(_primitive, _refusal, cacheable=False)
     mlir.register_lowering(_primitive, _rule, platform=PLATFORM, cacheable=False)
 
+for _half, _rule in ((START, _lower_start), (WAIT, _lower_wait)):
+    mlir.register_lowering(_half, _rule, platform=PLATFORM, cacheable=False)
 mlir.register_lowering(RANK_IN_GROUP, _lower_rank, platform=PLATFORM, cacheable=False)
 
 # At import: a module's lowering has begun by the time the first rule runs.

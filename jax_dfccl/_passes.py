@@ -8,7 +8,8 @@
    branching (their calls may meet others in a different order on another device), the phase of
    every call in them, and which calls a call needs the results of.
 3. *Split* the calls of branching blocks into start and done, and make each done wait for the
-   tickets of all starts that can come before it.
+   tickets of all starts that can come before it. The start and the wait of a handle are calls, too,
+   that lack the other half.
 4. Let unsplit calls *overwrite* their operands where nothing else needs them.
 5. *Name* the calls: a number in the module, and a hash of the module that depends neither on
    source lines nor on what else was traced before.
@@ -27,6 +28,9 @@ from jax_dfccl._compat import ir
 CALL = "dfccl_collective"
 START = "dfccl_collective_start"
 DONE = "dfccl_collective_done"
+HANDLE_START = "dfccl_handle_start"
+HANDLE_WAIT = "dfccl_handle_wait"
+TARGETS = (CALL, START, DONE, HANDLE_START, HANDLE_WAIT)
 RANK = "dfccl_rank"  # in a Group; replaced when the program's devices are known
 _RANKS_IN = "dfccl_ranks_in"  # marks the table that it is replaced by
 
@@ -134,8 +138,17 @@ class _Call:
     site: int
     config: dict[str, Any]  # attribute name -> ir.Attribute
     source: int  # index in the lowering's table of calls
+    target: str  # CALL, HANDLE_START or HANDLE_WAIT
     emitted: list[Any] = dataclasses.field(default_factory=list)  # the one call, or start and done
     after: int = 0
+
+    @property
+    def starts(self) -> bool:
+        return self.target != HANDLE_WAIT
+
+    @property
+    def waits(self) -> bool:
+        return self.target != HANDLE_START
 
     @property
     def name(self) -> str:
@@ -200,7 +213,7 @@ class _Graph:
                 config = _config_of(op)
                 if config is not None:
                     source = config.pop("call").value
-                    node.call = _Call(node, len(self.calls), config, source)
+                    node.call = _Call(node, len(self.calls), config, source, _target(op))
                     self.calls.append(node.call)
         return result
 
@@ -232,7 +245,7 @@ def _callee(op: Any) -> str:
 
 def _config_of(op: Any) -> dict[str, Any] | None:
     """The attributes of a call of ours that has not been named yet."""
-    if _target(op) != CALL:
+    if _target(op) not in (CALL, HANDLE_START, HANDLE_WAIT):
         return None
     config = {entry.name: entry.attr for entry in op.attributes["mhlo.backend_config"]}
     return config if "call" in config else None
@@ -271,7 +284,7 @@ def _survey(module: Any) -> _Survey:
                 calls.append((_callee(op), op))
             elif op.name == "stablehlo.custom_call":
                 target = _target(op)
-                if target in (CALL, START, DONE):
+                if target in TARGETS:
                     if _config_of(op) is not None:
                         survey.holders.add(name)
                 elif target not in _HARMLESS_TARGETS and not target.startswith(_HARMLESS_PREFIXES):
@@ -510,7 +523,8 @@ class _Uniformity:
         if op.call is not None:
             agrees = op.call.kind in _AGREEING_KINDS
             everyone = op.call.group_sizes == [self._graph.partitions]
-            return [] if agrees and everyone and not op.call.of_explicit_group else None
+            known = agrees and everyone and not op.call.of_explicit_group and op.call.waits
+            return [] if known else None
         target = _target(op.op)
         if target == "Sharding":
             return op.operands
@@ -537,7 +551,9 @@ def _manual_computations(op: _Op) -> list[_Op]:
 
 
 def _mark_branching(block: _Block, branching: bool, uniformity: _Uniformity) -> None:
-    block.branching = branching or any(op.call is not None and op.call.name for op in block.ops)
+    block.branching = branching or any(
+        op.call is not None and (op.call.name or op.call.target != CALL) for op in block.ops
+    )
     for op in block.ops:
         if not op.holds_calls:
             continue
@@ -614,8 +630,9 @@ def _set_phases(block: _Block) -> None:
     for op in block.ops:
         reached = max((value.phase for value in op.uses if value.block is block), default=0)
         op.phase = reached + 1 if op.call is not None or op.holds_calls else reached
+        waits = op.call is None or op.call.waits
         for result in op.results:
-            result.phase = op.phase
+            result.phase = op.phase if waits else reached  # a handle's ticket is there at once
 
 
 # --- step 3: start and done ----------------------------------------------------------------------
@@ -630,7 +647,9 @@ class _Issue:
 
 def _order(block: _Block) -> list["_Op | _Issue"]:
     """The ops of a branching block, moved only where a wait has to come after a start."""
-    issues = {op.call: _Issue(op.call) for op in block.ops if op.call is not None}
+    issues = {
+        op.call: _Issue(op.call) for op in block.ops if op.call is not None and op.call.starts
+    }
     by_phase: dict[int, list[_Issue]] = {}
     for call, issue in issues.items():
         by_phase.setdefault(call.node.phase, []).append(issue)
@@ -638,9 +657,11 @@ def _order(block: _Block) -> list["_Op | _Issue"]:
     def needs(entry: "_Op | _Issue") -> list["_Op | _Issue"]:
         op = entry.call.node if isinstance(entry, _Issue) else entry
         first: list[_Op | _Issue] = []
+        if entry is op and op.call is not None and not op.call.waits:
+            return [issues[op.call]]
         if entry is op and (op.call is not None or op.holds_calls):
             first = [i for phase, batch in by_phase.items() if phase <= op.phase for i in batch]
-        if entry is op and op.call is not None:
+        if entry is op and op.call is not None and op.call.starts:
             return first
         defined = [v.owner for v in op.uses if v.block is block and isinstance(v.owner, _Op)]
         return [*first, *defined]
@@ -672,18 +693,24 @@ def _split(block: _Block, outer: Sequence[Any], stage: int) -> None:
 
     order = _order(block)
     calls = [op.call for op in block.ops if op.call is not None]
-    for call in calls:
-        call.emitted.append(_emit_start(call, stage))
-    tickets = _Tickets(block, calls)
+    starting = [call for call in calls if call.starts]
+    for call in starting:
+        if not call.waits:  # a start that XLA merged with another would be done only once
+            call.node.op.attributes["has_side_effect"] = ir.BoolAttr.get(True)
+        call.emitted.append(_emit_start(call, stage) if call.waits else call.node.op)
+    tickets = _Tickets(block, starting)
     placed: list[Any] = []
     for entry in order:
         if isinstance(entry, _Issue):
             placed.append(entry.call.emitted[0])
             continue
         if entry.call is not None:
+            if not entry.call.waits:
+                continue  # issued
             others = tickets.up_to(entry.phase, placed, besides=entry.call)
-            entry.call.emitted.append(_emit_done(entry.call, [*others, *outer]))
-            placed.append(entry.call.emitted[1])
+            emit = _emit_done if entry.call.starts else _emit_wait
+            entry.call.emitted.append(emit(entry.call, [*others, *outer]))
+            placed.append(entry.call.emitted[-1])
         elif entry.holds_calls:
             # Sharded regions cannot see values of enclosing blocks.
             isolated = entry.name == "sdy.manual_computation"
@@ -696,7 +723,8 @@ def _split(block: _Block, outer: Sequence[Any], stage: int) -> None:
     for op in placed[:-1]:
         op.move_before(placed[-1])  # the terminator
     for call in calls:
-        call.node.op.erase()
+        if call.waits:
+            call.node.op.erase()
 
 
 class _Tickets:
@@ -778,6 +806,23 @@ def _emit_done(call: _Call, tickets: Sequence[Any]) -> Any:
     return done
 
 
+def _emit_wait(call: _Call, tickets: Sequence[Any]) -> Any:
+    op = call.node.op
+    attributes = _attributes(call, HANDLE_WAIT)
+    if "operand_layouts" in attributes:
+        attributes["operand_layouts"] = ir.ArrayAttr.get([_layout(1)] * (1 + len(tickets)))
+    wait = ir.Operation.create(
+        op.name,
+        [op.results[0].type],
+        [op.operands[0], *tickets],
+        attributes,
+        loc=op.location,
+        ip=ir.InsertionPoint(op),
+    )
+    op.results[0].replace_all_uses_with(wait.results[0])
+    return wait
+
+
 # --- step 4: results in place --------------------------------------------------------------------
 
 # Operations whose result can be the very memory of their operand.
@@ -794,7 +839,7 @@ def _may_overwrite_operand(call: _Call) -> bool:
     It is a guess about XLA's later choices: where it is wrong, XLA puts a copy in front.
     Kinds other than all_reduce read operands when they have begun to write results.
     """
-    if call.kind != "all_reduce":
+    if call.kind != "all_reduce" or call.target != CALL:
         return False
     value, block = call.node.operands[0], call.node.block
     while True:
@@ -818,18 +863,17 @@ def _may_overwrite_operand(call: _Call) -> bool:
 _LEAST_OPERATIONS = 1000
 
 
-def _keep_out_of_dispatch(call: _Call) -> None:
+def _keep_out_of_dispatch(wait: Any) -> None:
     """Makes XLA expect a program to take long, by a branch that is never taken.
 
-    The call's ticket goes through a conditional that computes something if the ticket is 0, as no
-    ticket is.
+    The ticket that is waited for goes through a conditional that computes something if the ticket
+    is 0, as no ticket is.
     """
-    start, done = call.emitted
-    ticket = start.results[0]
-    point = ir.InsertionPoint(done)
+    ticket = wait.operands[0]
+    point = ir.InsertionPoint(wait)
 
     def make(name: str, types: Any, operands: Any, at: Any = point, **attributes: Any) -> Any:
-        return ir.Operation.create(name, types, operands, attributes, loc=start.location, ip=at)
+        return ir.Operation.create(name, types, operands, attributes, loc=wait.location, ip=at)
 
     element = ticket.type.element_type
     flag = ir.RankedTensorType.get([], ir.IntegerType.get_signless(1))
@@ -842,7 +886,7 @@ def _keep_out_of_dispatch(call: _Call) -> None:
     ).results[0]
     is_zero = make("stablehlo.reshape", [flag], [is_zero]).results[0]
     choice = ir.Operation.create(
-        "stablehlo.if", [ticket.type], [is_zero], regions=2, loc=start.location, ip=point
+        "stablehlo.if", [ticket.type], [is_zero], regions=2, loc=wait.location, ip=point
     )
     taken, usual = (region.blocks.append() for region in choice.regions)
     with ir.Location.unknown():
@@ -865,7 +909,7 @@ def _keep_out_of_dispatch(call: _Call) -> None:
         part = make("stablehlo.slice", [ticket.type], [product], inside, **cut).results[0]
         make("stablehlo.return", [], [part], inside)
         make("stablehlo.return", [], [ticket], ir.InsertionPoint(usual))
-    done.operands[0] = choice.results[0]
+    wait.operands[0] = choice.results[0]
 
 
 # --- what no static order can serve --------------------------------------------------------------
@@ -934,7 +978,7 @@ def _refuse_unordered(block: _Block, describe: Callable[[int], str]) -> None:
         for region in op.regions if op.holds_calls else ():
             _refuse_unordered(region, describe)
         call = op.call
-        if call is None or not call.of_explicit_group:
+        if call is None or not call.starts or not call.of_explicit_group:
             continue
         key = op.operands[-1] if call.config["has_key"].value else None
         if key is not None and isinstance(key.owner, _Op) and "value" in key.owner.op.attributes:
@@ -996,7 +1040,7 @@ def holds_calls(module: Any) -> bool:
     def visit(op: Any) -> Any:
         nonlocal found
         if _is_table(op) or (
-            op.name == "stablehlo.custom_call" and _target(op) in (CALL, START, DONE, RANK)
+            op.name == "stablehlo.custom_call" and _target(op) in (*TARGETS, RANK)
         ):
             found = True
             return ir.WalkResult.INTERRUPT
@@ -1025,7 +1069,7 @@ def _settle(module: Any, devices: list[int]) -> set[tuple[int, ...]]:
             known["closed"] = _i64(0)
 
         def visit(op: Any) -> Any:
-            if op.name == "stablehlo.custom_call" and _target(op) in (CALL, START, DONE):
+            if op.name == "stablehlo.custom_call" and _target(op) in TARGETS:
                 config = {entry.name: entry.attr for entry in op.attributes["mhlo.backend_config"]}
                 op.attributes["mhlo.backend_config"] = ir.DictAttr.get(config | known)
                 positions = _integers(config["groups"])
@@ -1155,8 +1199,9 @@ def rewrite(
             _refuse_unordered(block, describe)
         for block in blocks:
             _split(block, (), int(survey.may_fail))
-        if graph.partitions == 1 and len(graph.calls[0].emitted) == 2:
-            _keep_out_of_dispatch(graph.calls[0])
+        waiting = [call.emitted[-1] for call in graph.calls if call.waits]
+        if graph.partitions == 1 and waiting and _target(waiting[0]) != CALL:
+            _keep_out_of_dispatch(waiting[0])
         for call in graph.calls:
             if len(call.emitted) == 1 and _may_overwrite_operand(call):
                 _compat.alias_result_to_operand(call.node.op)

@@ -32,6 +32,14 @@ Operands are these arrays and, if the call has one, the key (an integer scalar).
     pairs        (source, target) indices in the group, by target: of permute
     reverse      whether ranks count backwards: of scan and exscan
 
+The two halves of a collective are primitives, too. `START` has the operands and parameters of the
+kind, and perhaps a tag at the end; it gives a ticket. `WAIT` has the ticket of a start, whose
+collective's result it gives. Further parameters:
+
+    kind         the kind's name
+    has_tag      of START: whether its last operand is a tag (see `_lowering`)
+    shape, dtype of WAIT: those of the result
+
 Under check_vma the result of an all_reduce without groups is the same on all members, so it no
 longer varies over `axes`; all others vary. Without check_vma no type varies.
 """
@@ -91,6 +99,8 @@ KINDS = {
 RAGGED = "ragged_all_to_all"
 
 PRIMITIVES = {name: Primitive(f"dfccl_{name}") for name in KINDS}
+START = Primitive("dfccl_start")
+WAIT = Primitive("dfccl_wait")
 # The rank in its parameter `group`, a Group, of the device at a position in the mesh.
 RANK_IN_GROUP = Primitive("dfccl_rank")
 
@@ -172,6 +182,20 @@ def _type(kind: Kind, x: Any, *rest: Any, axes: Any, groups: Any, **_: Any) -> A
     return (x if shape == x.shape else x.update(shape=shape)), effects
 
 
+def _start_type(x: Any, *rest: Any, kind: str, has_tag: bool, **params: Any) -> Any:
+    own = rest[: len(rest) - has_tag]
+    _, effects = _type(KINDS[kind], x, *own, **params)
+    return x.update(shape=(2,), dtype=np.dtype(np.uint32), weak_type=False), effects
+
+
+def _wait_type(ticket: Any, *, kind: str, shape: Any, dtype: Any, axes: Any, **params: Any) -> Any:
+    if kind == "all_reduce" and params["groups"] is None:
+        vma = ticket.manual_axis_type
+        ticket = ticket.update(manual_axis_type=vma.update(varying=vma.varying - set(axes)))
+    effects = {_compat.NamedAxisEffect(axis) for axis in axes if not isinstance(axis, Group)}
+    return ticket.update(shape=shape, dtype=dtype), effects
+
+
 def _check_reduced(kind: Kind, x: Any, axes: Any) -> None:
     vma = x.manual_axis_type
     if unreduced := (vma.unreduced | vma.reduced) & set(axes):
@@ -187,6 +211,9 @@ for _name, _primitive in PRIMITIVES.items():
     _primitive.def_effectful_abstract_eval(functools.partial(_type, KINDS[_name]))
 
 
+for _primitive, _typed in ((START, _start_type), (WAIT, _wait_type)):
+    _primitive.def_impl(functools.partial(_compat.apply_primitive, _primitive))
+    _primitive.def_effectful_abstract_eval(_typed)
 RANK_IN_GROUP.def_impl(functools.partial(_compat.apply_primitive, RANK_IN_GROUP))
 RANK_IN_GROUP.def_abstract_eval(lambda position, *, group: position)
 

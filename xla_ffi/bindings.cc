@@ -187,6 +187,29 @@ int StandIn(double timeout_s) {
   return Runtime::Get().StandIn(timeout_ns);
 }
 
+const char* HandleStateName(uint64_t ticket) {
+  switch (StateOfHandle(ticket)) {
+    case HandleState::kPending:
+      return "pending";
+    case HandleState::kFinished:
+      return "finished";
+    case HandleState::kGone:
+      break;
+  }
+  return "gone";
+}
+
+// (tag, error)
+std::vector<std::tuple<int32_t, std::string>> TakeEnds(double timeout_s) {
+  const int64_t timeout_ns = Nanoseconds(timeout_s, "timeout_s");
+  nb::gil_scoped_release release;
+  std::vector<std::tuple<int32_t, std::string>> ends;
+  for (TaggedEnd& end : TakeTaggedEnds(timeout_ns)) {
+    ends.emplace_back(end.tag, std::move(end.error));
+  }
+  return ends;
+}
+
 nb::dict EntryDict(const FlightEntry& entry) {
   nb::dict dict;
   dict["device"] = entry.device;
@@ -309,6 +332,16 @@ NB_MODULE(_core, m) {
         "For so long, takes part with zeros in what other processes call; returns how many calls.");
   m.def("begin_executable", &dfccl::BeginExecutable,
         "The next executable is about to be compiled or loaded; one at a time.");
+  m.def("handle_state", &dfccl::HandleStateName, nb::arg("ticket"),
+        nb::call_guard<nb::gil_scoped_release>(), "'pending', 'finished' or 'gone'.");
+  m.def("handle_drop", &dfccl::DropHandle, nb::arg("ticket"),
+        nb::call_guard<nb::gil_scoped_release>(),
+        "Nobody will wait for it; False: it is gone already.");
+  m.def("handle_cancel", &dfccl::CancelHandle, nb::arg("ticket"),
+        nb::call_guard<nb::gil_scoped_release>(),
+        "Ends it on all members with an error; False: it is gone or has finished.");
+  m.def("take_ends", &dfccl::TakeEnds, nb::arg("timeout_s"),
+        "Waits for ends of operations that were started with a tag: (tag, error or '').");
   m.def("report", &dfccl::Report, "The flight record of every device, as plain dicts and lists.");
   nb::class_<dfccl::Roofline>(m, "Roofline", "The least time an all_reduce in memory takes here.")
       .def(nb::init<int, int64_t, int>(), nb::arg("members"), nb::arg("bytes"), nb::arg("threads"))

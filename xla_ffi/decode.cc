@@ -216,6 +216,7 @@ Status Decode(Target target, const ffi::Dictionary& attributes, CallState* state
   const int64_t site = reader.Integer("site");
   const int64_t closed = reader.Integer("closed");
   const int64_t stage = target == Target::kStart ? reader.Integer("stage") : 0;
+  const int64_t has_tag = target == Target::kHandleStart ? reader.Integer("has_tag") : 0;
   if (!reader.status().ok()) return reader.status();
 
   if (site < 0 || site > std::numeric_limits<int32_t>::max()) {
@@ -233,7 +234,8 @@ Status Decode(Target target, const ffi::Dictionary& attributes, CallState* state
   state->name = std::string(name);
   state->has_key = has_key != 0;
   state->closed = closed != 0;
-  state->stage_source = stage != 0;
+  state->stage_source = stage != 0 || target == Target::kHandleStart;
+  state->has_tag = has_tag != 0;
   state->priority = static_cast<int>(priority);
   state->timeout_ns = timeout_us * 1000;
   state->program = LoadedProgram(static_cast<uint64_t>(program), devices);
@@ -243,8 +245,8 @@ Status Decode(Target target, const ffi::Dictionary& attributes, CallState* state
     return status;
   }
   if (Status status = DecodeKind(kind, op, root, pairs, state); !status.ok()) return status;
-  // A done is no instance; under a number of its own it doesn't count as a clone.
-  state->call_site.reset(target == Target::kDone
+  // What waits is no instance; under a number of its own it doesn't count as a clone.
+  state->call_site.reset(target == Target::kDone || target == Target::kHandleWait
                              ? NewCallSite(state->program, ~state->site, "")
                              : NewCallSite(state->program, state->site, state->name));
   return Status();
@@ -352,7 +354,7 @@ Status DecodeSubmission(const CallState& state, const XLA_FFI_CallFrame& frame, 
                         int64_t run_id, Submission* submission, RaggedPart* ragged) {
   const bool is_ragged = state.kind == Kind::kRaggedAllToAll;
   const int64_t key_index = is_ragged ? 1 + kRaggedOperands : 1;
-  const int64_t expected = key_index + (state.has_key ? 1 : 0);
+  const int64_t expected = key_index + (state.has_key ? 1 : 0) + (state.has_tag ? 1 : 0);
   if (frame.args.size != expected) {
     return Invalid("expected " + std::to_string(expected) + " operands, got " +
                    std::to_string(frame.args.size));

@@ -24,6 +24,8 @@
 //   site         i64      number of the call in the program; < 0: not assigned
 //   closed       i64      1: no other operation of the program waits for peers
 //   stage        i64      start only. 1: copy the source at start
+//   has_tag      i64      handle_start only. 1: the last operand is a tag (s32) under which
+//                         its end is announced
 #ifndef DFCCL_XLA_FFI_DECODE_H_
 #define DFCCL_XLA_FFI_DECODE_H_
 
@@ -64,6 +66,7 @@ struct CallState {
   bool has_key = false;
   bool closed = false;
   bool stage_source = false;
+  bool has_tag = false;
   int priority = 0;
   int64_t timeout_ns = 0;
   uint64_t program = 0;  // on these devices
@@ -73,7 +76,7 @@ struct CallState {
 };
 
 // Which target a state is for.
-enum class Target { kSingle, kStart, kDone };
+enum class Target { kSingle, kStart, kDone, kHandleStart, kHandleWait };
 
 xla::ffi::ErrorOr<std::unique_ptr<CallState>> DecodeCall(Target target,
                                                          const xla::ffi::Dictionary& attributes);
@@ -88,7 +91,7 @@ struct BufferView {
 // Fails for element types that have no memory form of their own (sub-byte).
 Status DecodeBuffer(const XLA_FFI_Buffer& buffer, BufferView* view);
 
-// The submission of a single call or a start: everything but `result`; *ragged is
+// The submission of a single call or of either start: everything but `result`; *ragged is
 // its part of a ragged exchange. `device` and `run_id` are the execution's.
 Status DecodeSubmission(const CallState& state, const XLA_FFI_CallFrame& frame, int64_t device,
                         int64_t run_id, Submission* submission, RaggedPart* ragged);

@@ -4,6 +4,8 @@
 #define DFCCL_XLA_FFI_HANDLERS_H_
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "xla/ffi/api/ffi.h"
 
@@ -18,13 +20,32 @@ struct TargetHandlers {
 // dfccl_collective        (source[, ragged][, key]) -> result
 // dfccl_collective_start  (source[, ragged][, key]) -> ticket u64[1]
 // dfccl_collective_done   (ticket, source, more tickets...) -> result
+// dfccl_handle_start      (source[, ragged][, key][, tag]) -> ticket u64[1]
+// dfccl_handle_wait       (ticket, more tickets...) -> result
+// The first three stand in one computation. A handle may be waited for in a later program.
 // ragged, for ragged_all_to_all: what the result holds before, and the four index
 // arrays in the order of RaggedPart (core/runtime.h)
-constexpr int kCpuTargetCount = 3;
+constexpr int kCpuTargetCount = 5;
 const TargetHandlers* CpuTargets();
 
 // Operations that were started and whose done has not come.
 int64_t OpenTicketCount();
+
+// What has become of an operation that a handle stands for.
+enum class HandleState { kPending, kFinished, kGone };
+HandleState StateOfHandle(uint64_t ticket);
+// Nobody will wait for it. False: it is gone already.
+bool DropHandle(uint64_t ticket);
+// Ends it with an error, on all its members. False: it is gone or has finished.
+bool CancelHandle(uint64_t ticket);
+
+// The ends of operations that were started with a tag, on this process's devices.
+struct TaggedEnd {
+  int32_t tag;
+  std::string error;  // empty: it succeeded
+};
+// Waits for some, at most so long.
+std::vector<TaggedEnd> TakeTaggedEnds(int64_t timeout_ns);
 
 }  // namespace dfccl
 

@@ -5,10 +5,14 @@
 // XLA reuses the call frame when a handler returns, so everything a completion
 // needs is copied out of it. Completing a future runs the program's following
 // thunks, other handlers among them, on the completing thread.
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/runtime.h"
 #include "xla_ffi/call_frame.h"
@@ -159,6 +163,42 @@ XLA_FFI_Error* ExecuteSingle(XLA_FFI_CallFrame* frame) {
                        submission.launch});
 }
 
+// Ends of operations with a tag that nobody has taken yet.
+struct TaggedEnds {
+  std::mutex mutex;
+  std::condition_variable some;
+  std::vector<TaggedEnd> ends;
+
+  static TaggedEnds& Get() {
+    static TaggedEnds& ends = *new TaggedEnds;
+    return ends;
+  }
+};
+
+// Tells how an operation has ended; it stays its ticket's.
+struct Announcement {
+  Operation* operation;
+  int32_t tag;
+
+  static void Run(void* argument) {
+    std::unique_ptr<Announcement> self(static_cast<Announcement*>(argument));
+    Status status;
+    Runtime::Get().Finished(self->operation, &status);
+    TaggedEnds& ends = TaggedEnds::Get();
+    std::lock_guard<std::mutex> lock(ends.mutex);
+    ends.ends.push_back({self->tag, status.ok() ? std::string() : status.message()});
+    ends.some.notify_one();
+  }
+};
+
+void AnnounceEnd(Operation* operation, int32_t tag) {
+  auto* announcement = new Announcement{operation, tag};
+  if (!Runtime::Get().OnFinish(operation, Announcement::Run, announcement)) {
+    Announcement::Run(announcement);
+  }
+}
+
+template <bool kept>
 XLA_FFI_Error* ExecuteStart(XLA_FFI_CallFrame* frame) {
   if (!IsTicket(Result(frame))) return Fail(frame, "the ticket must be a uint64[1]");
   Submission submission;
@@ -171,10 +211,20 @@ XLA_FFI_Error* ExecuteStart(XLA_FFI_CallFrame* frame) {
   started.launch = submission.launch;
   started.source = submission.source;
   started.staged = submission.stage_source;
+  started.kept = kept;
   started.source_bytes = submission.source_bytes();
   started.result_bytes = submission.result_bytes();
   const uint64_t ticket = Tickets().Put(started);
   std::memcpy(Result(frame).data, &ticket, sizeof(ticket));
+  if constexpr (kept) {
+    CallState* state;
+    if (XLA_FFI_Error* error = GetState(frame, &state)) return error;
+    if (state->has_tag) {
+      int32_t tag;
+      std::memcpy(&tag, Operand(frame, frame->args.size - 1).data, sizeof(tag));
+      AnnounceEnd(started.operation, tag);
+    }
+  }
   return nullptr;
 }
 
@@ -210,6 +260,45 @@ XLA_FFI_Error* ExecuteDone(XLA_FFI_CallFrame* frame) {
                        started.launch});
 }
 
+// Whether this device may wait for what a handle stands for.
+Status CheckWait(const StartedOperation& started, int64_t device, const XLA_FFI_Buffer& buffer) {
+  if (!started.kept || started.device != device) {
+    return Status(StatusCode::kInvalidArgument,
+                  "a handle of device " + std::to_string(started.device) +
+                      " is waited for on device " + std::to_string(device) +
+                      "; a handle goes from program to program as it is, on the same devices");
+  }
+  BufferView result;
+  if (Status status = DecodeBuffer(buffer, &result); !status.ok()) return status;
+  if (result.bytes() != started.result_bytes) {
+    return Status(StatusCode::kInvalidArgument, "start and wait differ in size");
+  }
+  return Status();
+}
+
+XLA_FFI_Error* ExecuteWait(XLA_FFI_CallFrame* frame) {
+  if (frame->args.size < 1 || !IsTicket(Operand(frame, 0))) {
+    return Fail(frame, "the ticket must be a uint64[1]");
+  }
+  CallState* state;
+  int64_t device, run_id;
+  if (XLA_FFI_Error* error = GetState(frame, &state)) return error;
+  if (XLA_FFI_Error* error = GetDeviceOrdinal(frame, &device)) return error;
+  if (XLA_FFI_Error* error = GetRunId(frame, &run_id)) return error;
+  uint64_t ticket;
+  std::memcpy(&ticket, Operand(frame, 0).data, sizeof(ticket));
+  StartedOperation started;
+  Status status;
+  Tickets().Look(ticket, [&](const StartedOperation& found) {
+    status = CheckWait(found, device, Result(frame));
+  });
+  if (!status.ok()) return Fail(frame, status);
+  if (!Tickets().Take(ticket, &started)) return Fail(frame, Tickets().WhyGone(ticket));
+  // If it has failed, so has the launch that waits, not the one that started it.
+  return Await(frame, {started.operation, Result(frame).data, device, state->program,
+                       state->call_site->Launch(run_id)});
+}
+
 template <Target target>
 XLA_FFI_Error* Instantiate(XLA_FFI_CallFrame* frame) {
   static const auto* const handler =
@@ -240,12 +329,48 @@ XLA_FFI_Error* Execute(XLA_FFI_CallFrame* frame) {
 const TargetHandlers* CpuTargets() {
   static constexpr TargetHandlers kTargets[kCpuTargetCount] = {
       {"dfccl_collective", Instantiate<Target::kSingle>, Execute<ExecuteSingle>},
-      {"dfccl_collective_start", Instantiate<Target::kStart>, Execute<ExecuteStart>},
+      {"dfccl_collective_start", Instantiate<Target::kStart>, Execute<ExecuteStart<false>>},
       {"dfccl_collective_done", Instantiate<Target::kDone>, Execute<ExecuteDone>},
+      {"dfccl_handle_start", Instantiate<Target::kHandleStart>, Execute<ExecuteStart<true>>},
+      {"dfccl_handle_wait", Instantiate<Target::kHandleWait>, Execute<ExecuteWait>},
   };
   return kTargets;
 }
 
 int64_t OpenTicketCount() { return Tickets().size(); }
+
+HandleState StateOfHandle(uint64_t ticket) {
+  HandleState state = HandleState::kGone;
+  Tickets().Look(ticket, [&](const StartedOperation& started) {
+    Status status;
+    state = Runtime::Get().Finished(started.operation, &status) ? HandleState::kFinished
+                                                                : HandleState::kPending;
+  });
+  return state;
+}
+
+bool DropHandle(uint64_t ticket) {
+  StartedOperation started;
+  if (!Tickets().Take(ticket, &started)) return false;
+  ReleaseEventually(started.operation);
+  return true;
+}
+
+bool CancelHandle(uint64_t ticket) {
+  bool cancelled = false;
+  Tickets().Look(ticket, [&](const StartedOperation& started) {
+    const Status status(StatusCode::kAborted, "a member has cancelled its handle");
+    cancelled = Runtime::Get().Cancel(started.operation, status);
+  });
+  return cancelled;
+}
+
+std::vector<TaggedEnd> TakeTaggedEnds(int64_t timeout_ns) {
+  TaggedEnds& ends = TaggedEnds::Get();
+  std::unique_lock<std::mutex> lock(ends.mutex);
+  ends.some.wait_for(lock, std::chrono::nanoseconds(timeout_ns),
+                     [&] { return !ends.ends.empty(); });
+  return std::exchange(ends.ends, {});
+}
 
 }  // namespace dfccl

@@ -32,7 +32,7 @@ uint64_t TicketTable::Put(const StartedOperation& started) {
     if (lane.free.empty() && lane.slots.size() >= lane.sweep_at) {
       lane.last_drop = Status(StatusCode::kAborted, "its launch has ended long ago");
       lost = Remove(lane, [&](const StartedOperation& other) {
-        return other.device == started.device && other.program == started.program &&
+        return !other.kept && other.device == started.device && other.program == started.program &&
                other.launch + kLostAfterLaunches < started.launch;
       });
       lane.sweep_at = std::max(lane.sweep_at, 2 * (lane.slots.size() - lost.size()));
@@ -52,17 +52,31 @@ uint64_t TicketTable::Put(const StartedOperation& started) {
   return ticket;
 }
 
-bool TicketTable::Take(uint64_t ticket, StartedOperation* started) {
-  Lane& lane = lanes_[ticket % lanes_.size()];
+TicketTable::Slot* TicketTable::SlotOf(Lane& lane, uint64_t ticket) {
   const uint32_t index = static_cast<uint32_t>(ticket) >> kLaneBits;
   const uint32_t generation = static_cast<uint32_t>(ticket >> 32);
-  std::lock_guard<std::mutex> lock(lane.mutex);
-  if (index >= lane.slots.size()) return false;
+  if (index >= lane.slots.size()) return nullptr;
   Slot& slot = lane.slots[index];
-  if (generation % 2 == 0 || slot.generation != generation) return false;
-  *started = slot.started;
-  ++slot.generation;
-  lane.free.push_back(index);
+  return generation % 2 == 0 || slot.generation != generation ? nullptr : &slot;
+}
+
+bool TicketTable::Take(uint64_t ticket, StartedOperation* started) {
+  Lane& lane = lanes_[ticket % lanes_.size()];
+  std::lock_guard<std::mutex> lock(lane.mutex);
+  Slot* slot = SlotOf(lane, ticket);
+  if (slot == nullptr) return false;
+  *started = slot->started;
+  ++slot->generation;
+  lane.free.push_back(static_cast<uint32_t>(ticket) >> kLaneBits);
+  return true;
+}
+
+bool TicketTable::Look(uint64_t ticket, const std::function<void(const StartedOperation&)>& look) {
+  Lane& lane = lanes_[ticket % lanes_.size()];
+  std::lock_guard<std::mutex> lock(lane.mutex);
+  const Slot* slot = SlotOf(lane, ticket);
+  if (slot == nullptr) return false;
+  look(slot->started);
   return true;
 }
 

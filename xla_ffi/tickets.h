@@ -26,6 +26,7 @@ struct StartedOperation {
   uint64_t launch = 0;
   const void* source = nullptr;  // must be the same at done, unless staged
   bool staged = false;
+  bool kept = false;  // by a handle, whatever becomes of its launch
   int64_t source_bytes = 0;
   int64_t result_bytes = 0;
 };
@@ -41,6 +42,9 @@ class TicketTable {
 
   // False: the ticket is not, or no longer, in the table.
   bool Take(uint64_t ticket, StartedOperation* started);
+
+  // Looks at it without taking it out; nobody takes it out while `look` runs.
+  bool Look(uint64_t ticket, const std::function<void(const StartedOperation&)>& look);
 
   // Reaps what `device` has started in (program, launch). A later Take of such
   // a ticket fails; WhyGone then tells why.
@@ -70,6 +74,8 @@ class TicketTable {
   // one program in flight (XLA allows 32).
   static constexpr uint64_t kLostAfterLaunches = 64;
 
+  // The slot of a ticket that is in the table, else nullptr.
+  static Slot* SlotOf(Lane& lane, uint64_t ticket);
   template <typename Predicate>
   std::vector<StartedOperation> Remove(Lane& lane, Predicate matches);
 

@@ -128,6 +128,7 @@ class RuntimeImpl : public Runtime {
   bool OnFinish(Operation* operation, Callback function, void* argument) override;
   void Collect(Operation* operation, void* destination) override;
   void Release(Operation* operation) override { operation->daemon->Release(operation); }
+  bool Cancel(Operation* operation, const Status& status) override;
   void Abandon(int64_t device, uint64_t program, uint64_t launch, const Status& status) override;
   Status JoinCluster(int process, std::unordered_map<int64_t, int> process_of,
                      std::vector<int> host_of, int64_t peer_timeout_ns) override;
@@ -612,6 +613,21 @@ void RuntimeImpl::FailIfAwaitsEnded(uint64_t program, uint64_t launch) {
     }
   }
   for (const Ended& ended : found) FailWhatAwaits(ended);
+}
+
+bool RuntimeImpl::Cancel(Operation* operation, const Status& status) {
+  const std::vector<RecordView> views = table_.View([operation](Record& record) {
+    for (int i = 0; i < record.members(); ++i) {
+      const Slot& slot = record.slots()[i];
+      if (slot.operation == operation && !slot.ended()) return true;
+    }
+    return false;
+  });
+  bool cancelled = false;
+  for (const RecordView& view : views) {
+    cancelled |= table_.Fail(view.id, view.group, status);
+  }
+  return cancelled;
 }
 
 void RuntimeImpl::Abandon(int64_t device, uint64_t program, uint64_t launch, const Status& status) {

@@ -10,8 +10,11 @@ import pytest
 import jax_dfccl
 
 ELASTIC = ["detach", "join", "shrink"]
+HANDLES = ["cancel", "test", "wait_any"]
 NO_COLLECTIVES = {
+    *HANDLES,
     "Group",
+    "Handle",
     "Report",
     "Survivors",
     "__version__",
@@ -72,8 +75,8 @@ def test_docstring_says_what_a_caller_must_know(name):
         assert "dtype" in operand
 
 
-@pytest.mark.parametrize("name", ELASTIC)
-def test_of_what_processes_call(name):
+@pytest.mark.parametrize("name", [*ELASTIC, *HANDLES])
+def test_of_what_programs_call_outside(name):
     function = getattr(jax_dfccl, name)
     run_example(function, name, 3)
     assert arguments(function) and sections(function)["Raises"]

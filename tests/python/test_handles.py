@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Handles: collectives that are started here and waited for there."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import jobs
+import numpy as np
+import pytest
+from collectives import Case, composed, expected, folders, movers, shape_for
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from members import data, make_mesh, per_member, spmd
+from test_programs import run
+
+import jax_dfccl
+from jax_dfccl import _core
+
+N = 8
+# One call that needs another's result, so several handles.
+CASES = [
+    case
+    for case in [*movers(), *folders("sum"), *folders("max", np.iinfo(np.int32).min), *composed()]
+    if case.name not in ("max_with_index", "ragged_all_to_all", "all_to_all_v", "grouped")
+]
+
+
+def begin(case: Case, x, axis, **options):
+    return jax_dfccl.start(case.call, x, axis, **options)
+
+
+@pytest.fixture(autouse=True)
+def _all_are_waited_for():
+    before = _core.report()["open_tickets"]
+    yield
+    assert _core.report()["open_tickets"] == before
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_collective(case: Case):
+    x = data(shape_for(case, (3,), N), np.int32)
+    right = expected(case, x, None)
+    got = per_member(lambda x: jax_dfccl.wait(begin(case, x, "i")), x)
+    np.testing.assert_array_equal(got, right)
+
+    first = spmd(lambda x: begin(case, x[0], "i"), check_vma=True)
+    last = spmd(lambda handle: jax_dfccl.wait(handle)[None], check_vma=True)
+    np.testing.assert_array_equal(last(first(x)), right)
+
+
+def test_a_pytree_under_a_mesh_of_two_axes():
+    mesh = make_mesh((2, 4), ("a", "b"))
+    x = {"p": data((8, 3), np.int32), "q": data((8, 2), np.int32)}
+    first = spmd(lambda x: jax_dfccl.start(jax_dfccl.all_reduce, x, "b", name="n"), mesh)
+    got = spmd(jax_dfccl.wait, mesh)(first(x))
+    for name, values in x.items():
+        parts = values.reshape(2, 4, 1, -1).sum(1, dtype=np.int32)
+        np.testing.assert_array_equal(got[name], np.repeat(parts, 4, 0).reshape(8, -1))
+
+
+def test_many_are_open_for_many_launches():
+    x = data((N, 5), np.int32)
+    first = spmd(lambda x, k: jax_dfccl.start(jax_dfccl.all_reduce, x * k[0], "i"))
+    last = spmd(jax_dfccl.wait)
+    handles = [first(x, np.full(N, k, np.int32)) for k in range(300)]
+    for k in np.random.default_rng(0).permutation(300):
+        right = np.broadcast_to((x * np.int32(k)).sum(0, dtype=np.int32), x.shape)
+        np.testing.assert_array_equal(last(handles[k]), right)
+
+
+def test_starts_come_before_waits():
+    """Branches that wait in opposite order, one of them far behind other work."""
+
+    def body(x):
+        def one(x):
+            a = jax_dfccl.start(jax_dfccl.all_reduce, x, "i", name="a")
+            y = jax_dfccl.wait(a)
+            b = jax_dfccl.start(jax_dfccl.all_reduce, 2 * x, "i", name="b")
+            return y, jax_dfccl.wait(b)
+
+        def other(x):
+            b = jax_dfccl.start(jax_dfccl.all_reduce, 2 * x, "i", name="b")
+            y = jax_dfccl.wait(b)
+            a = jax_dfccl.start(jax_dfccl.all_reduce, x, "i", name="a")
+            return jax_dfccl.wait(a), y
+
+        return jnp.stack(lax.cond(lax.axis_index("i") % 2 == 0, one, other, x))
+
+    x = data((N, 64), np.int32)
+    total = x.sum(0, dtype=np.int32)
+    np.testing.assert_array_equal(per_member(body, x), np.stack([[total, 2 * total]] * N))
+
+
+def test_the_operand_may_be_donated():
+    x = jax.device_put(data((N, 5000), np.int32), jax.sharding.NamedSharding(make_mesh(), P("i")))
+    right = np.broadcast_to(np.asarray(x).sum(0, dtype=np.int32), x.shape)
+    mapped = jax.shard_map(
+        lambda x: (jax_dfccl.start(jax_dfccl.all_reduce, x, "i"), x + 1),
+        mesh=make_mesh(),
+        in_specs=P("i"),
+        out_specs=P("i"),
+    )
+    handle, y = jax.jit(mapped, donate_argnums=0)(x)
+    np.asarray(spmd(lambda y: y * 0)(y))
+    np.testing.assert_array_equal(spmd(jax_dfccl.wait)(handle), right)
+
+
+def pair():
+    return jax_dfccl.Group(jax.devices()[2:4], name="pair")
+
+
+def started(key, value=1.0, device=2, op="sum"):
+    x = jax.device_put(np.float32(value), jax.devices()[device])
+    return jax_dfccl.start(jax_dfccl.all_reduce, x, pair(), key=key, op=op)
+
+
+def fails(match, f, *arguments):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=match):
+        jax.block_until_ready(f(*arguments))
+
+
+def test_by_hand_in_any_order():
+    handles = {(k, d): started(k, 10 * k + d, d) for k, d in [(1, 2), (2, 2), (2, 3), (1, 3)]}
+    assert jax_dfccl.wait_any([handles[2, 2], handles[1, 2]]) == 0
+    for (k, _), handle in reversed(handles.items()):
+        assert float(jax_dfccl.wait(handle)) == 20 * k + 5
+
+
+def test_waited_for_twice():
+    a, b = started(3), started(3, device=3)
+    assert [float(y) for y in jax_dfccl.wait_all([a, b])] == [2, 2]
+    fails("no start gave or which another", jax_dfccl.wait, a)
+    with pytest.raises(ValueError, match="waited for or dropped"):
+        jax_dfccl.test(a)
+
+
+def test_waited_for_on_another_device():
+    a, b = started(4), started(4, device=3)
+    moved = jax.device_put(a, jax.devices()[5])
+    fails("a handle of device 2 is waited for on device 5", jax_dfccl.wait, moved)
+    assert [float(y) for y in jax_dfccl.wait_all([a, b])] == [2, 2]
+
+
+def test_cancel():
+    a = started(5)
+    assert not jax_dfccl.test(a)
+    assert jax_dfccl.cancel(a) and not jax_dfccl.cancel(a)
+    fails("cancelled", jax_dfccl.wait, a)
+    b = started(5, device=3)  # has gone with the other end
+    jax_dfccl.cancel(b)
+    fails("cancelled", jax_dfccl.wait, b)
+
+
+def test_disagreement():
+    a, b = started(6), started(6, device=3, op="max")
+    for handle in (a, b):
+        fails("members disagree", jax_dfccl.wait, handle)
+
+
+def test_what_is_refused():
+    x = data((N, 3))
+    with pytest.raises(ValueError, match="needs the result of another"):
+        spmd(lambda x: jax_dfccl.start(jax_dfccl.max_with_index, x, "i"))(x)
+    with pytest.raises(NotImplementedError, match=r"collectives inside of scan"):
+        spmd(
+            lambda x: jax_dfccl.start(
+                lambda x, i: lax.scan(lambda c, _: (jax_dfccl.all_reduce(c, i), None), x, None, 3),
+                x,
+                "i",
+            )
+        )(x)
+    with pytest.raises(TypeError, match="is no Handle"):
+        jax_dfccl.wait(x)
+    with pytest.raises(TypeError, match="is traced"):
+        spmd(lambda x: jax_dfccl.test(jax_dfccl.start(jax_dfccl.all_reduce, x, "i")))(x)
+    with pytest.raises(ValueError, match="no handle"):
+        jax_dfccl.wait_any([])
+
+
+DROPPED = """
+import logging, os, time
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+os.environ["JAX_DFCCL_TIMEOUT"] = "1"
+import jax, jax_dfccl
+from jax_dfccl import _core
+logging.basicConfig()
+pair = jax_dfccl.Group(jax.devices(), name="pair")
+handles = [
+    jax_dfccl.start(jax_dfccl.all_reduce, jax.device_put(1, device), pair)
+    for device in pair.devices
+]
+assert jax_dfccl.wait(handles.pop()) == 2
+handles.clear()
+while _core.report()["open_tickets"]:
+    time.sleep(0.05)
+"""
+
+
+def test_dropped():
+    child = subprocess.run(
+        [sys.executable, "-c", DROPPED], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert child.returncode == 0, child.stderr
+    assert "handle of all_reduce was dropped" in child.stderr
+
+
+@pytest.mark.parametrize("case", ["permutations"])
+def test_whole_programs(case):
+    run("handles", case, limit_s=240)
+
+
+@pytest.mark.parametrize(("processes", "devices"), [(2, 2), (4, 2)])
+def test_between_processes(processes, devices):
+    jobs.all_right(jobs.run("across_handles", "permutations", processes, devices))
