@@ -301,6 +301,46 @@ def circle():
     check("which", programs["a"](put(is_a)), N * is_a)
 
 
+def urgent():
+    """Small calls of another thread pass a large one that is under way; it ends among them."""
+    x, large = ranked((N, 10)), ranked((N, 6 << 20))
+    bulk = spmd(lambda x: jax_dfccl.all_reduce(x, "i"))
+    small = spmd(lambda x: jax_dfccl.all_reduce(x, "i", priority=5))
+    last = spmd(lambda x: jax_dfccl.all_reduce(x, "i", op="min", priority=5))
+    check("before", small(put(x)), total(x))
+    here, rows = put(x), put(large)
+    bulk_ended = threading.Event()
+    past = 0
+
+    def send_much():
+        got = bulk(rows)
+        got.block_until_ready()
+        bulk_ended.set()
+        check("bulk", got, total(large))
+
+    def send_small():
+        nonlocal past
+        deadline = time.monotonic() + PROMPT_S
+        while not any(
+            call["bytes"] == large[0].nbytes and not call["absent"]
+            for call in jax_dfccl.report().as_dict()["in_flight"]
+        ):
+            assert time.monotonic() < deadline and not bulk_ended.is_set()
+            time.sleep(0.001)
+        # All go on until the large one has ended everywhere.
+        everywhere = False
+        while not everywhere:
+            ended = bulk_ended.is_set()
+            check("small", small(here), total(x))
+            past += not ended and not bulk_ended.is_set()
+            flag = last(put(np.full((N, 1), ended, np.int32)))
+            everywhere = bool(np.asarray(flag.addressable_shards[0].data)[0, 0])
+
+    in_threads([send_much, send_small])
+    # With equal priority one or two end before it.
+    assert past > 2, past
+
+
 def ring():
     """A circle of processes of which each has groups with its two neighbours only."""
     x = ranked((N, 10))
@@ -384,6 +424,6 @@ main(
             grid,
             unawaited,
         ),
-        *(late, shape, absent, circle, ring, bystander, no_circle),
+        *(late, shape, absent, circle, urgent, ring, bystander, no_circle),
     ]
 )

@@ -243,6 +243,13 @@ def test_two_hosts_with_delay_loss_and_reordering(case):
             jobs.all_right(jobs.ends(job))
 
 
+def test_urgent_calls_go_past_a_large_one_over_a_poor_link():
+    with two_hosts() as hosts:
+        hosts.disturb(**POOR)
+        with _on_two_hosts(hosts, "across", "urgent") as job:
+            jobs.all_right(jobs.ends(job))
+
+
 def test_training_over_a_poor_link_has_the_weights_of_one_process():
     steps = "40"
     jobs.all_right(alone := jobs.run("across_training", "train", 1, 4, steps))
