@@ -37,6 +37,8 @@ from jax_dfccl._handles import test as test
 from jax_dfccl._handles import wait as wait
 from jax_dfccl._handles import wait_all as wait_all
 from jax_dfccl._handles import wait_any as wait_any
+from jax_dfccl._launcher import dispatch as dispatch
+from jax_dfccl._launcher import launcher as launcher
 from jax_dfccl._override import override_lax as override_lax
 from jax_dfccl._permute import ppermute as ppermute
 from jax_dfccl._permute import send_recv as send_recv
@@ -70,11 +72,13 @@ __all__ = [
     "broadcast",
     "cancel",
     "detach",
+    "dispatch",
     "exclusive_scan",
     "gather",
     "grouped",
     "inclusive_scan",
     "join",
+    "launcher",
     "lax",
     "max_with_index",
     "min_with_index",

@@ -10,13 +10,13 @@ import functools
 import os
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from jax._src import compiler, distributed, source_info_util, xla_bridge
+from jax._src import compiler, core, distributed, source_info_util, xla_bridge
 from jax._src import config as jax_config
 from jax._src.core import NamedAxisEffect as NamedAxisEffect
 from jax._src.dispatch import apply_primitive as apply_primitive
@@ -40,6 +40,13 @@ def user_source(traceback: Any) -> str:
         return "unknown source"
     function = frame.function_name.rsplit(".", 1)[-1]
     return f"{Path(frame.file_name).name}:{frame.start_line} ({function})"
+
+
+def equations_below(jaxpr: Any) -> Iterator[Any]:
+    """The equations of a jaxpr and of those in it."""
+    yield from jaxpr.eqns
+    for inner in core.subjaxprs(jaxpr):
+        yield from equations_below(inner)
 
 
 def source_of(equation: Any) -> Any:

@@ -230,7 +230,7 @@ def test(handle: Handle) -> bool:
     for ticket in _concrete("test", handle):
         if not ticket.is_ready():
             return False
-        states = [_core.handle_state(number) for number in _numbers(ticket)]
+        states = [_core.handle_state(number) for number in numbers_of(ticket)]
         if "gone" in states:
             raise ValueError("test: the handle has been waited for or dropped")
         ready = ready and "pending" not in states
@@ -297,7 +297,7 @@ def cancel(handle: Handle) -> bool:
     """
     cancelled = False
     for ticket in _concrete("cancel", handle):
-        for number in _numbers(ticket):
+        for number in numbers_of(ticket):
             cancelled |= _core.handle_cancel(number)
     return cancelled
 
@@ -314,7 +314,7 @@ def _is_concrete(array: Any) -> bool:
     return isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
 
 
-def _numbers(ticket: Any) -> list[int]:
+def numbers_of(ticket: Any) -> list[int]:
     """The tickets of this process's devices."""
     return [
         number
@@ -356,7 +356,7 @@ def _drop_all() -> None:
         since, ticket, function = _forgotten.get()
         time.sleep(max(0.0, since + limit - time.monotonic()))
         try:
-            numbers = _numbers(ticket)
+            numbers = numbers_of(ticket)
         except jax.errors.JaxRuntimeError:  # of the program that was to start it
             continue
         if sum(map(_core.handle_drop, numbers)):

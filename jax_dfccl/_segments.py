@@ -2,8 +2,8 @@
 """A traced program, cut where it waits for its collectives.
 
 `flatten` makes one list of equations out of a jaxpr: what holds collectives is inlined, and those
-stand in it by themselves. `find_needed` tells what each equation needs: a set of collectives,
-as bits. Equations that need the same can run together, as soon as these have finished.
+stand in it by themselves. Each equation knows what it needs: a set of collectives, as bits.
+Equations that need the same can run together, as soon as these have finished.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ class Node:
     equation: Any
     operands: list[Any]  # values and literals
     results: list[Value]
-    where: Any  # what it runs in: see `flatten`
+    where: Any  # what it runs in: `Flattening.where`
     number: int = -1  # of the collective that it is
     needs: int = 0
 
@@ -117,6 +117,7 @@ class Flattening:
             node = self._append(equation, operands)
             node.number = self._count
             self._count += 1
+            node.results[0].needs |= 1 << node.number
             return list(node.results)
         inner = list(_jaxprs_in(equation.params.values()))
         if not any(holds_collectives(jaxpr) for jaxpr in inner):
@@ -134,24 +135,19 @@ class Flattening:
         return results
 
     def _append(self, equation: Any, operands: list[Any]) -> Node:
-        results = [Value(variable.aval) for variable in equation.outvars]
-        node = Node(equation, operands, results, self.where)
+        needs = union(operands)
+        results = [Value(variable.aval, needs) for variable in equation.outvars]
+        node = Node(equation, operands, results, self.where, needs=needs)
         self.nodes.append(node)
         return node
 
 
 def flatten(function: str, closed: Any, enter: Any = None) -> Flat:
-    """Flattens a closed jaxpr (see `Flattening`) and finds what is needed for what."""
+    """Flattens a closed jaxpr (see `Flattening`)."""
     flattening = Flattening(function, enter)
     inputs = [Value(variable.aval) for variable in closed.jaxpr.invars]
     results = flattening.run(closed.jaxpr, closed.consts, inputs)
-    flat = Flat(inputs, flattening.constants, flattening.nodes, results)
-    for node in flat.nodes:
-        node.needs = union(node.operands)
-        own = 1 << node.number if node.is_collective else 0
-        for result in node.results:
-            result.needs = node.needs | own
-    return flat
+    return Flat(inputs, flattening.constants, flattening.nodes, results)
 
 
 def union(values: Iterable[Any]) -> int:

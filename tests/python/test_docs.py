@@ -10,9 +10,11 @@ import pytest
 import jax_dfccl
 
 ELASTIC = ["detach", "join", "shrink"]
+LAUNCHER = ["dispatch", "launcher"]
 HANDLES = ["cancel", "test", "wait_any"]
 NO_COLLECTIVES = {
     *HANDLES,
+    *LAUNCHER,
     "Group",
     "Handle",
     "Report",
@@ -84,6 +86,11 @@ def test_of_what_programs_call_outside(name):
 
 def test_of_groups():
     run_example(jax_dfccl.Group, "Group", 5)
+
+
+@pytest.mark.parametrize("name", LAUNCHER)
+def test_of_the_launcher(name):
+    run_example(getattr(jax_dfccl, name), name, 4)
 
 
 @of_lax
