@@ -2,6 +2,8 @@
 """The launcher: whole programs with plain collectives, in any order."""
 
 import concurrent.futures
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -196,6 +198,51 @@ def test_an_error_passes_on():
     lost = on_pair(0, name="p", timeout=0.5)
     with pytest.raises(jax.errors.JaxRuntimeError, match="have not come"):
         jax_dfccl.dispatch(lambda x: x + 1)(lost).result(LIMIT_S)
+
+
+def test_messages_of_two_stages():
+    """Each sends to the other, which is the one before and the one behind; the stages go through
+    the microbatches in opposite order."""
+    stages = jax_dfccl.Group(jax.devices()[5:7], name="stages")
+
+    def first(w, x, m):
+        y = jnp.tanh(w * x)
+        sent = jax_dfccl.send_recv(y, stages, 0, 1, name="forward", key=m)
+        back = jax_dfccl.send_recv(jnp.zeros_like(y), stages, 1, 0, name="backward", key=m)
+        return jnp.sum(back * (1 - y * y) * x) + 0 * sent.sum()
+
+    def last(v, space, m):
+        y = jax_dfccl.send_recv(space, stages, 0, 1, name="forward", key=m)
+        g = jax.grad(lambda y: jnp.sum((v * y) ** 2))(y)
+        return g + jax_dfccl.send_recv(g, stages, 1, 0, name="backward", key=m)
+
+    x = np.random.default_rng(0).standard_normal((8, 5)).astype(np.float32)
+    w, v, space = np.float32(0.5), np.float32(2), np.zeros(5, np.float32)
+    begin, end = jax_dfccl.dispatch(first), jax_dfccl.dispatch(last)
+    a, b = stages.devices
+    steps = range(len(x))
+    gradients = [begin(*jax.device_put((w, x[m], np.int32(m)), a)) for m in steps]
+    others = [end(*jax.device_put((v, space, np.int32(m)), b)) for m in reversed(steps)]
+    for m in steps:
+        right = jax.grad(lambda w, m=m: jnp.sum((v * jnp.tanh(w * x[m])) ** 2))(w)
+        np.testing.assert_allclose(gradients[m].result(LIMIT_S), right, rtol=1e-5)
+    concurrent.futures.wait(others, LIMIT_S)
+
+
+LEAVING = """
+import os
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+import jax, jax_dfccl
+pair = jax_dfccl.Group(jax.devices(), name="pair")
+f = jax_dfccl.dispatch(lambda x: jax_dfccl.all_reduce(x, pair))
+future = f(jax.device_put(1, pair.devices[0]))
+"""
+
+
+def test_a_process_may_leave_what_is_under_way():
+    command = [sys.executable, "-c", LEAVING]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert child.returncode == 0, child.stderr
 
 
 @pytest.mark.parametrize(
