@@ -170,6 +170,7 @@ class Runtime {
   virtual void RegisterSite(uint64_t program, int32_t site, SiteInfo info) = 0;
   // `program` is `lowered` on some devices: its sites are the same.
   virtual void RegisterLoaded(uint64_t program, uint64_t lowered) = 0;
+  virtual SiteInfo FindSite(uint64_t program, int32_t site) const = 0;  // empty if unknown
 
   // Other rules from now on, for measurements. The members of an instance must all
   // choose by the same ones: false, and nothing is changed, while any is in flight.

@@ -115,6 +115,14 @@ class DriverGpu : public Gpu {
                        : status;
   }
 
+  Status Download(Stream stream, void* to, const void* from, size_t bytes) override {
+    const Current current(this);
+    auto* const there = static_cast<CuStream>(stream);
+    Status status = Check(api_.CopyToHost(to, reinterpret_cast<CuAddress>(from), bytes, there),
+                          "cuMemcpyDtoHAsync");
+    return status.ok() ? Check(api_.StreamSynchronize(there), "cuStreamSynchronize") : status;
+  }
+
   Status Clear(void* memory, size_t bytes) override {
     const Current current(this);
     return Zero(reinterpret_cast<CuAddress>(memory), bytes);

@@ -78,6 +78,8 @@ constexpr CuResult kCuPeerAccessAlreadyEnabled = 704;
       (CuAddress * address, void* memory, unsigned flags))                                       \
   USE(CopyToDevice, "cuMemcpyHtoDAsync_v2",                                                      \
       (CuAddress to, const void* from, size_t bytes, CuStream stream))                           \
+  USE(CopyToHost, "cuMemcpyDtoHAsync_v2",                                                        \
+      (void* to, CuAddress from, size_t bytes, CuStream stream))                                 \
   USE(CopyOnDevice, "cuMemcpyDtoDAsync_v2",                                                      \
       (CuAddress to, CuAddress from, size_t bytes, CuStream stream))                             \
   USE(Fill, "cuMemsetD8Async", (CuAddress to, unsigned char value, size_t bytes, CuStream stream))

@@ -160,6 +160,12 @@ Status EmulatedGpu::Clear(void* memory, size_t bytes) {
   return Status();
 }
 
+Status EmulatedGpu::Download(Stream stream, void* to, const void* from, size_t bytes) {
+  StreamOf(stream).Put([to, from, bytes] { std::memcpy(to, from, bytes); });
+  StreamOf(stream).Synchronize();
+  return Status();
+}
+
 Status EmulatedGpu::Launch(const DaemonArguments& arguments) {
   daemon_stream_.Put([arguments, this] { RunDaemon(arguments, threads_); });
   return Status();

@@ -55,6 +55,7 @@ class EmulatedGpu : public Gpu {
   Status AllocateMapped(size_t bytes, void** memory) override { return Allocate(bytes, memory); }
   Status Upload(void* to, const void* from, size_t bytes) override;
   Status Clear(void* memory, size_t bytes) override;
+  Status Download(Stream stream, void* to, const void* from, size_t bytes) override;
   Status Launch(const DaemonArguments& arguments) override;
   Status Write(Stream stream, Atomic<uint64_t>* word, uint64_t value) override;
   Status Wait(Stream stream, Atomic<uint64_t>* word, uint64_t value) override;

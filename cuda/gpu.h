@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the service needs of a GPU: memory, its daemon's kernel, and the operations that
 // it puts into streams. Driver (driver.h) is one on a real GPU, EmulatedGpu (emulation.h)
-// one on host threads. Nothing here waits for a stream but Upload and Clear, which are not
-// for the way of a collective.
+// one on host threads. Nothing here waits for a stream but Upload, Clear and Download, which
+// are not for the way of a collective.
 #ifndef DFCCL_CUDA_GPU_H_
 #define DFCCL_CUDA_GPU_H_
 
@@ -30,6 +30,9 @@ class Gpu {
   // Into device memory, on a stream of its own; waits until it is there.
   virtual Status Upload(void* to, const void* from, size_t bytes) = 0;
   virtual Status Clear(void* memory, size_t bytes) = 0;
+
+  // From device memory, once `stream` has come here; waits for that.
+  virtual Status Download(Stream stream, void* to, const void* from, size_t bytes) = 0;
 
   // The daemon, on its own stream, behind its last launch.
   virtual Status Launch(const DaemonArguments& arguments) = 0;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -203,11 +204,7 @@ Status Service::Enter(int gpu, Stream stream, const Submission& submission,
                       const RaggedArrays* ragged, uint64_t* ticket,
                       std::unique_lock<std::mutex>& lock) {
   Drain();
-  if (auto error = errors_.find(submission.device); error != errors_.end()) {
-    const Status status = error->second;
-    errors_.erase(error);
-    return status;
-  }
+  if (Status status = PopError(submission.device); !status.ok()) return status;
   Rank rank;
   if (Status status = FindRank(submission.device, gpu, &rank); !status.ok()) return status;
   Site* site = gpus_[gpu].get();
@@ -257,6 +254,9 @@ Status Service::Enter(int gpu, Stream stream, const Submission& submission,
   operation.instance = instance;
   operation.member = static_cast<uint16_t>(submission.member);
   operation.lanes_left = instance->lanes;
+  operation.program = submission.program;
+  operation.launch = submission.launch;
+  operation.call_site = submission.site;
   operation.timeout_ns = submission.timeout_ns > 0 ? submission.timeout_ns : options_.timeout_ns;
   operation.deadline_ns = NowNs() + operation.timeout_ns;
 
@@ -456,8 +456,18 @@ Status Service::Find(const Submission& submission, int site, Instance** instance
     return Status(StatusCode::kInternal, Text(submission) + " has been submitted twice");
   }
   if (found.signature != submission.signature) {
-    const Status status(StatusCode::kMismatch, "members disagree: " + Text(submission) + " meets " +
-                                                   Text(found.signature) + " on other devices");
+    std::string others;
+    for (int64_t index : found.operations) {
+      if (index < 0) continue;
+      const HostOperation& other = operations_[index];
+      others =
+          " on device " + std::to_string(other.device) + SourceText(other.program, other.call_site);
+      break;
+    }
+    const Status status(StatusCode::kMismatch, "members disagree: " + Text(submission) +
+                                                   SourceText(submission.program, submission.site) +
+                                                   " meets " + Text(found.signature) +
+                                                   (others.empty() ? " elsewhere" : others));
     Fail(&found, status);
     return status;
   }
@@ -470,6 +480,12 @@ Status Service::Find(const Submission& submission, int site, Instance** instance
     }
   }
   return Status();
+}
+
+std::string Service::SourceText(uint64_t program, int32_t site) const {
+  if (options_.source_of == nullptr) return "";
+  const std::string source = options_.source_of(program, site);
+  return source.empty() ? "" : " at " + source;
 }
 
 Status Service::TakeRecord(Site* site, uint32_t members, uint32_t lanes, Record** record) {
@@ -605,7 +621,10 @@ void Service::EndOperation(uint32_t index) {
     // Why the instance failed may have become known after a lane of it had ended.
     operation.status = instance->status;
     ++counters_.failed;
-    errors_.try_emplace(operation.device, operation.status);
+    if (!operation.reported) {
+      errors_.try_emplace(operation.device,
+                          Error{operation.status, operation.program, operation.launch});
+    }
   }
   ++instance->finished;
   if (instance->finished == instance->group->size() ||
@@ -657,13 +676,43 @@ Service::HostOperation* Service::OperationOf(uint64_t ticket) {
   return good ? &operation : nullptr;
 }
 
-void Service::Drop(uint64_t ticket) {
+void Service::Abandon(int gpu, Stream stream, uint64_t program, uint64_t launch,
+                      const Status& status) {
   std::lock_guard<std::mutex> lock(mutex_);
-  HostOperation* operation = OperationOf(ticket);
-  if (operation == nullptr) return;
-  operation->words->released.StoreRelease(operation->sequence);  // no stream will
-  operation->taken = true;
-  if (operation->state == State::kOver) Retire(static_cast<uint32_t>((ticket & 0xffffffffu) - 1));
+  Drain();
+  for (uint32_t index = 0; index < operations_.size(); ++index) {
+    HostOperation& operation = operations_[index];
+    if (operation.site != gpu || operation.program != program || operation.launch != launch ||
+        operation.state == State::kFree) {
+      continue;
+    }
+    operation.reported = true;
+    if (operation.taken) continue;
+    if (operation.state == State::kRunning && operation.instance->status.ok()) {
+      Fail(operation.instance, status);
+    }
+    if (stream != nullptr) {
+      // If that fails, the stream is broken.
+      static_cast<void>(gpus_[gpu]->gpu->Wait(stream, &operation.words->done, operation.sequence));
+    }
+    operation.words->released.StoreRelease(operation.sequence);  // no stream will
+    operation.taken = true;
+    if (operation.state == State::kOver) Retire(index);
+  }
+  for (auto error = errors_.begin(); error != errors_.end();) {
+    const auto rank = ranks_.find(error->first);
+    const bool is_of_launch = rank->second.site == gpu && error->second.program == program &&
+                              error->second.launch == launch;
+    error = is_of_launch ? errors_.erase(error) : std::next(error);
+  }
+}
+
+Status Service::PopError(int64_t device) {
+  const auto error = errors_.find(device);
+  if (error == errors_.end()) return Status();
+  const Status status = std::move(error->second.status);
+  errors_.erase(error);
+  return status;
 }
 
 Status Service::Finish(Stream stream, uint64_t ticket, void* destination) {
@@ -689,21 +738,13 @@ Status Service::Finish(Stream stream, uint64_t ticket, void* destination) {
   if (operation.generation == ticket >> 32 && operation.state == State::kOver) {
     Retire(index);
   }
-  if (auto error = errors_.find(device); error != errors_.end() && status.ok()) {
-    status = error->second;
-    errors_.erase(error);
-  }
-  return status;
+  return status.ok() ? PopError(device) : status;
 }
 
 Status Service::TakeError(int64_t device) {
   std::lock_guard<std::mutex> lock(mutex_);
   Drain();
-  const auto error = errors_.find(device);
-  if (error == errors_.end()) return Status();
-  const Status status = error->second;
-  errors_.erase(error);
-  return status;
+  return PopError(device);
 }
 
 bool Service::Idle() {
@@ -815,7 +856,8 @@ void Service::FailLate(int64_t now_ns) {
       const Status status(
           StatusCode::kDeadlineExceeded,
           Text(instance->signature) + " of " + DevicesText(*instance->group) + ": device " +
-              std::to_string(operation.device) + " has waited for " +
+              std::to_string(operation.device) +
+              SourceText(operation.program, operation.call_site) + " has waited for " +
               std::to_string(operation.timeout_ns / 1'000'000) + " ms" +
               (absent.empty() ? "; all members have called it, but not all have come to it"
                               : "; device " + absent + " has not called it"));

@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -46,6 +47,8 @@ struct ServiceOptions {
   int64_t timeout_ns = 600'000'000'000;
   uint64_t first_sequence = 0;  // tests start it near 2^63
   std::vector<PlanRule> plan_rules;
+  // For messages: the source line of a call site; may be empty.
+  std::function<std::string(uint64_t program, int32_t site)> source_of;
 };
 
 struct ServiceCounters {
@@ -77,8 +80,10 @@ class Service {
   // the operation's, if it has failed by now; else a later call of the device has it.
   Status Finish(Stream stream, uint64_t ticket, void* destination);
 
-  // Instead of Finish, where its call will never come.
-  void Drop(uint64_t ticket);
+  // Ends a launch of a program on a GPU that has failed: fails what it has started and
+  // not finished, and makes `stream` wait until nobody uses the buffers of that any more
+  // (nullptr: the stream is gone). No later call has an error of this launch.
+  void Abandon(int gpu, Stream stream, uint64_t program, uint64_t launch, const Status& status);
 
   // The first error of an operation of the device that no call has returned; then none.
   Status TakeError(int64_t device);
@@ -137,6 +142,12 @@ class Service {
     bool told = true;    // the daemons have heard of its failure
     Status status;       // why it has failed
   };
+  // What a later call of a device is to return.
+  struct Error {
+    Status status;
+    uint64_t program = 0;
+    uint64_t launch = 0;
+  };
   enum class State : uint8_t { kFree, kRunning, kOver, kReleasing };
   struct HostOperation {
     State state = State::kFree;
@@ -150,6 +161,10 @@ class Service {
     Instance* instance = nullptr;
     uint16_t member = 0;
     uint32_t lanes_left = 0;
+    uint64_t program = 0;  // where the call stands
+    uint64_t launch = 0;
+    int32_t call_site = -1;
+    bool reported = false;                             // its launch has failed
     std::vector<std::pair<uint32_t, uint32_t>> tasks;  // block and task of each lane
     Status status;
     void* staged_source = nullptr;
@@ -169,10 +184,12 @@ class Service {
   Status SetUp(Site* site);
   Status Enter(int gpu, Stream stream, const Submission& submission, const RaggedArrays* ragged,
                uint64_t* ticket, std::unique_lock<std::mutex>& lock);
+  Status PopError(int64_t device);
   Status FindRank(int64_t device, int gpu, Rank* rank);
   Status FindPlan(const Submission& submission, Site* site, const Plan** plan,
                   const DevicePlan** device_plan);
   Status Find(const Submission& submission, int site, Instance** instance);
+  std::string SourceText(uint64_t program, int32_t site) const;
   Status Join(const Submission& submission, int site, const Plan& plan, uint32_t lanes,
               Instance** instance);
   Status TakeRecord(Site* site, uint32_t members, uint32_t lanes, Record** record);
@@ -206,8 +223,8 @@ class Service {
   std::deque<std::pair<Key, Status>> ended_badly_;  // the newest last
   std::deque<HostOperation> operations_;
   std::vector<uint32_t> free_operations_;
-  std::vector<uint32_t> releasing_;   // over, but a copy of their result may still run
-  std::map<int64_t, Status> errors_;  // by device
+  std::vector<uint32_t> releasing_;  // over, but a copy of their result may still run
+  std::map<int64_t, Error> errors_;  // by device
   uint64_t sequence_ = 0;
   uint64_t unfinished_ = 0;
   ServiceCounters counters_;

@@ -101,7 +101,7 @@ def note_call() -> None:
 def install_hooks(
     rewrite: Callable[[ir.Module], Any],
     holds_calls: Callable[[ir.Module], bool],
-    begin_executable: Callable[[ir.Module, list[int]], Any],
+    begin_executable: Callable[[ir.Module, list[int], str], Any],
 ) -> None:
     """Hooks into JAX's lowering and compilation; a second call changes nothing.
 
@@ -114,7 +114,8 @@ def install_hooks(
       rewrite: Changes a lowered module in place; called for those that `note_call` was called for.
       holds_calls: Whether a module that is to be compiled holds calls of ours.
       begin_executable: Called with such a module, and the ids of the devices that run its
-        partitions, just before it is compiled or loaded; may change it in place.
+        partitions, and the platform that JAX lowers for on them, just before it is compiled or
+        loaded; may change it in place.
     """
     lower = _hookable(mlir, "lower_jaxpr_to_module")
     load = _hookable(compiler, "compile_or_get_cached")
@@ -141,7 +142,8 @@ def install_hooks(
         if not holds_calls(computation):
             return load(backend, computation, devices, *args, **kwargs)
         with _loading:
-            begin_executable(computation, [device.id for device in devices.flat])
+            platform = "cuda" if backend.platform == "gpu" else backend.platform
+            begin_executable(computation, [device.id for device in devices.flat], platform)
             return load(backend, computation, devices, *args, **kwargs)
 
     for wrapper in (lower_and_rewrite, begin_and_load):

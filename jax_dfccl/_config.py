@@ -79,6 +79,9 @@ class Config:
         plan: JAX_DFCCL_PLAN. Forces plans (`_plans.forced` checks it); "": chosen by size.
         tuning: JAX_DFCCL_TUNING. File with measured plans; "": this machine's in `cache_folder`,
             "off": none.
+        gpu_blocks: JAX_DFCCL_GPU_BLOCKS. Streaming multiprocessors that the daemon of a GPU takes.
+        gpu_memory_bytes: JAX_DFCCL_GPU_MEMORY. Device memory of that daemon, in MiB: for the
+            results of calls in branches and the sources and results of those that need a copy.
     """
 
     timeout_s: float = 600.0
@@ -87,6 +90,8 @@ class Config:
     workers: int = 0
     plan: str = ""
     tuning: str = ""
+    gpu_blocks: int = 8
+    gpu_memory_bytes: int = 256 << 20
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Config":
@@ -99,6 +104,11 @@ class Config:
                 env, "JAX_DFCCL_CYCLE_GRACE", cls.cycle_grace_s, zero_allowed=True
             ),
             workers=_whole(env, "JAX_DFCCL_WORKERS", cls.workers, 0, 1024, " (0: one per core)"),
+            gpu_blocks=_whole(env, "JAX_DFCCL_GPU_BLOCKS", cls.gpu_blocks, 1, 128),
+            gpu_memory_bytes=_whole(
+                env, "JAX_DFCCL_GPU_MEMORY", cls.gpu_memory_bytes >> 20, 16, 1 << 16, " (MiB)"
+            )
+            << 20,
             plan=env.get("JAX_DFCCL_PLAN", cls.plan),
             tuning=env.get("JAX_DFCCL_TUNING", cls.tuning),
         )

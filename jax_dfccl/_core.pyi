@@ -4,10 +4,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-def registrations() -> dict[str, dict[str, Any]]:
-    """{target: {stage: capsule}} for jax.ffi.register_ffi_target, platform "cpu"."""
+def registrations(platform: str) -> dict[str, dict[str, Any]]:
+    """{target: {stage: capsule}} for jax.ffi.register_ffi_target, platform "cpu" or "CUDA"."""
 
-def type_registrations() -> dict[str, dict[str, Any]]:
+def type_registrations(platform: str) -> dict[str, dict[str, Any]]:
     """{name: {"type_id": capsule, "type_info": capsule}} for jax.ffi.register_ffi_type.
 
     The backend must exist before types are registered, and types before targets.
@@ -24,6 +24,25 @@ def configure(
     first_sequence: int = 0,
 ) -> None:
     """Sets the options of the runtime; they count when it starts next."""
+
+def configure_gpus(
+    *,
+    devices: dict[int, int],
+    blocks: int,
+    memory_bytes: int,
+    timeout_s: float,
+    plan_rules: Sequence[tuple[str, int, int | None, str]],
+) -> None:
+    """{number of a GPU: global device id}, and options of their daemons.
+
+    Nothing of CUDA is loaded before the first call.
+    """
+
+def has_gpu_kernel() -> bool:
+    """Whether this build holds the kernel of the GPUs' daemons."""
+
+def gpu_counters() -> dict[str, int]:
+    """What the GPUs' daemons have done together; empty before the first call."""
 
 def plans() -> dict[str, dict[str, bool]]:
     """{kind: {plan: whether it may be chosen unasked, as it folds in the members' order}}."""

@@ -19,6 +19,7 @@ The custom call's operands are the arrays, and the key if there is one. Its `bac
     call         i64    index for `call_info`; the module pass resolves and removes it
     program      i64    0, which the module pass replaces
     site         i64    -1, which the module pass replaces
+    as_device    i64    -1: the call is the part of the device that executes it
     closed       i64    0; the module pass sets 1 if nothing else in the program can wait for peers
 
 A start whose ticket a handle has may have a tag as its last operand, an int32 under which its end
@@ -56,7 +57,8 @@ from jax_dfccl._primitive import (
     explicit,
 )
 
-PLATFORM = "cpu"
+# XLA's name of each platform that JAX lowers for.
+PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +73,7 @@ class CallInfo:
 _calls: list[CallInfo] = []
 _call_indices: dict[CallInfo, int] = {}
 _lock = threading.Lock()
-_registered = False
+_registered: set[str] = set()
 
 
 def call_info(index: int) -> CallInfo:
@@ -87,33 +89,44 @@ def _index_of(info: CallInfo) -> int:
         return index
 
 
-def register() -> None:
-    """Registers the handlers with XLA, once; called by the first lowering or compilation.
+def register(platform: str = "cpu") -> None:
+    """Registers the handlers with XLA, once for each platform.
 
-    The backend must exist before a stateful handler is registered, so this is not done on import.
+    Called when a program is about to be loaded, and on CPU by the first lowering. The backend must
+    exist before a stateful handler is registered, so this is not done on import.
     """
-    global _registered
     with _lock:
-        if _registered:
+        if platform in _registered:
             return
         from jax_dfccl import _core
 
         config = Config.from_environment()
-        jax.devices(PLATFORM)
-        _core.configure(
-            workers=config.workers,
-            timeout_s=config.timeout_s,
-            stall_warning_s=config.stall_warning_s,
-            cycle_grace_s=config.cycle_grace_s,
-            plan_rules=_plans.rules_of(config),
-        )
-        for name, handles in _core.type_registrations().items():
-            jax.ffi.register_ffi_type(name, handles, platform=PLATFORM)  # type: ignore[arg-type]
-        for target, stages in _core.registrations().items():
-            jax.ffi.register_ffi_target(target, stages, platform=PLATFORM)
-        # Runs before JAX's own exit handlers, which take the devices away.
-        atexit.register(_core.shutdown)
-        _registered = True
+        devices = jax.local_devices(backend=platform)
+        if not _registered:
+            _core.configure(
+                workers=config.workers,
+                timeout_s=config.timeout_s,
+                stall_warning_s=config.stall_warning_s,
+                cycle_grace_s=config.cycle_grace_s,
+                plan_rules=_plans.rules_of(config),
+            )
+            # Runs before JAX's own exit handlers, which take the devices away.
+            atexit.register(_core.shutdown)
+        if platform == "cuda":
+            # Plans that were measured on the CPU are not the GPU's.
+            _core.configure_gpus(
+                devices={device.local_hardware_id: device.id for device in devices},
+                blocks=config.gpu_blocks,
+                memory_bytes=config.gpu_memory_bytes,
+                timeout_s=config.timeout_s,
+                plan_rules=_plans.forced(config.plan),
+            )
+        xla_platform = PLATFORMS[platform]
+        for name, handles in _core.type_registrations(xla_platform).items():
+            jax.ffi.register_ffi_type(name, handles, platform=xla_platform)  # type: ignore[arg-type]
+        for target, stages in _core.registrations(xla_platform).items():
+            jax.ffi.register_ffi_target(target, stages, platform=xla_platform)
+        _registered.add(platform)
 
 
 def _register_site(site: _passes.Site) -> None:
@@ -124,13 +137,21 @@ def _register_site(site: _passes.Site) -> None:
     _core.register_site(**{**dataclasses.asdict(site), "program": program})
 
 
-def _begin_executable(groups: set[tuple[int, ...]]) -> None:
-    register()  # not done yet if the module was lowered by another process
+def _begin_executable(groups: set[tuple[int, ...]], platform: str) -> None:
+    if platform not in PLATFORMS:
+        raise NotImplementedError(f"jax_dfccl runs on CPUs and CUDA GPUs, not on {platform}")
+    register(platform)  # not done yet if the module was lowered by another process, or for GPUs
     from jax_dfccl import _core
 
     if jax.process_count() > 1:
-        process_of = {device.id: device.process_index for device in jax.devices(PLATFORM)}
-        _cluster.require(_reached([[process_of[member] for member in group] for group in groups]))
+        process_of = {device.id: device.process_index for device in jax.devices(platform)}
+        reached = _reached([[process_of[member] for member in group] for group in groups])
+        if platform != "cpu" and len(reached) > 1:
+            raise NotImplementedError(
+                "jax_dfccl: groups over several processes are for CPU devices only so far"
+            )
+        if platform == "cpu":
+            _cluster.require(reached)
     _core.begin_executable()
 
 
@@ -253,7 +274,8 @@ def emit(
             return _local.evaluate(kind, arrays, None, op=op, root=root, pairs=pairs)[0]
 
         return mlir.lower_fun(alone, multiple_results=False)(ctx, *operands)
-    register()
+    if "cpu" in (ctx.platforms or ctx.module_context.platforms):
+        register()
     _compat.note_call()
 
     if has_key is None:
@@ -281,6 +303,7 @@ def emit(
         call=np.int64(_index_of(info)),
         program=np.int64(0),
         site=np.int64(-1),
+        as_device=np.int64(-1),
         closed=np.int64(0),
         **attributes,
     )
@@ -295,19 +318,27 @@ def _reached(groups: Iterable[Collection[int]]) -> list[int]:
 def _refuse(kind: Kind, ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> Any:
     platforms = ctx.platforms or ctx.module_context.platforms
     raise NotImplementedError(
-        f"{kind.shown} runs on CPU devices only so far, not on {', '.join(platforms)}"
+        f"{kind.shown} runs on CPUs and CUDA GPUs, not on {', '.join(platforms)}"
     )
+
+
+def _refuse_handle(ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> Any:
+    platforms = ctx.platforms or ctx.module_context.platforms
+    raise NotImplementedError(f"handles are for CPU devices only, not for {', '.join(platforms)}")
 
 
 # Not cacheable: a cached lowering would give two calls the source line of the first.
 for _name, _primitive in PRIMITIVES.items():
     _refusal, _rule = (functools.partial(f, KINDS[_name]) for f in (_refuse, _lower))
     mlir.register_lowering(_primitive, _refusal, cacheable=False)
-    mlir.register_lowering(_primitive, _rule, platform=PLATFORM, cacheable=False)
+    for _platform in PLATFORMS:
+        mlir.register_lowering(_primitive, _rule, platform=_platform, cacheable=False)
 
 for _half, _rule in ((START, _lower_start), (WAIT, _lower_wait)):
-    mlir.register_lowering(_half, _rule, platform=PLATFORM, cacheable=False)
-mlir.register_lowering(RANK_IN_GROUP, _lower_rank, platform=PLATFORM, cacheable=False)
+    mlir.register_lowering(_half, _refuse_handle, cacheable=False)
+    mlir.register_lowering(_half, _rule, platform="cpu", cacheable=False)
+for _platform in PLATFORMS:
+    mlir.register_lowering(RANK_IN_GROUP, _lower_rank, platform=_platform, cacheable=False)
 
 # At import: a module's lowering has begun by the time the first rule runs.
 _passes.install(lambda index: call_info(index).source, _register_site, _begin_executable)

@@ -21,7 +21,7 @@ from jax.interpreters import mlir
 
 from jax_dfccl import _compat, _config
 from jax_dfccl._groups import Groups, replica_groups
-from jax_dfccl._lowering import PLATFORM, emit
+from jax_dfccl._lowering import PLATFORMS, emit
 from jax_dfccl._parts import joined, split
 from jax_dfccl._primitive import KINDS, RAGGED
 from jax_dfccl._reductions import reducible, storable
@@ -396,10 +396,10 @@ def _install() -> None:
     """Puts the lowering rules in place, once."""
     for name in _TRANSLATIONS:
         primitive = _compat.lax_collective(name)
-        if primitive is not None:
+        for platform in PLATFORMS if primitive is not None else ():
             _compat.wrap_lowering(
                 primitive,
-                PLATFORM,
+                platform,
                 lambda native, name=name: functools.partial(_lower, name, native),
                 lambda: _enabled.value,
             )

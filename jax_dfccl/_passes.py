@@ -1142,18 +1142,19 @@ def _fill(table: Any, devices: list[int]) -> None:
 def install(
     describe: Callable[[int], str],
     register: Callable[[Site], None],
-    begin_executable: Callable[[set[tuple[int, ...]]], Any],
+    begin_executable: Callable[[set[tuple[int, ...]], str], Any],
 ) -> None:
     """Hooks `rewrite` into JAX; the lowering rules of our calls must call `_compat.note_call`.
 
     Args:
       describe: Gives the source line of a call by its `call` attribute.
       register: Is given every site of a lowered module.
-      begin_executable: Is given the groups of a module that is about to be compiled or loaded.
+      begin_executable: Is given the groups of a module that is about to be compiled or loaded, and
+        the platform.
     """
 
-    def prepare(module: Any, devices: list[int]) -> None:
-        begin_executable(_settle(module, devices))
+    def prepare(module: Any, devices: list[int], platform: str) -> None:
+        begin_executable(_settle(module, devices), platform)
 
     _compat.install_hooks(
         rewrite=lambda module: rewrite(module, describe, register),

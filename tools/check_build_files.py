@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the two builds in step with the tree.
 
-Every C++ file of core/, xla_ffi/ and their tests must be named in a CMakeLists.txt and in a BUILD
-file (headers in a BUILD file only), every file named there must exist, and neither may glob. What a
-file includes must be in its Bazel target or in one that this depends on. Standard library only.
+Every C++ file of core/, cuda/, xla_ffi/ and their tests must be named in a CMakeLists.txt and in a
+BUILD file (headers in a BUILD file only), every file named there must exist, and neither may glob.
+What a file includes must be in its Bazel target or in one that this depends on. Standard library
+only.
 """
 
 import re
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDERS = ("core", "xla_ffi", "tests/core", "tests/xla_ffi")
+FOLDERS = ("core", "cuda", "xla_ffi", "tests/core", "tests/cuda", "tests/xla_ffi")
 SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
 
 # The files that each kind of build file lists; CMake finds headers by include path.
@@ -67,7 +68,7 @@ def targets(root: Path, build_file: Path) -> list[Target]:
         srcs: Sequence[str] = (),
         hdrs: Sequence[str] = (),
         deps: Sequence[str] = (),
-        **_: object,
+        **_others: object,
     ) -> None:
         paths = []
         for file in (*srcs, *hdrs):

@@ -39,7 +39,7 @@ ATOMIC_LIBRARIES = r"atomic$|stdatomic\.h$|cuda/(std/)?atomic$|relacy/"
 # start of the included path and of the including file.
 INCLUDE_RULES = (
     ("only xla_ffi bindings may use nanobind", r"nanobind/|Python\.h$", r"xla_ffi/bindings[^/]*$"),
-    ("only xla_ffi may use XLA's headers", r"xla/", r"xla_ffi/"),
+    ("only xla_ffi may use XLA's headers", r"xla/", r"(tests/)?xla_ffi/"),
     ("nothing below includes xla_ffi", r"xla_ffi/", rf"xla_ffi/|{NOT_PRODUCT}"),
     (
         "core does not know CUDA",

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# Compiling the GPU kernel takes minutes.
+NO_KERNEL = ("-C", "cmake.define.DFCCL_CUDA=OFF")
 
 
 def check_python() -> None:
@@ -81,7 +83,7 @@ def _fingerprint(extras: str, editable: bool) -> str:
     """Changes when the installed package would."""
     digest = hashlib.sha256(f"{sys.version} {extras} {editable}".encode())
     files = [ROOT / "pyproject.toml", ROOT / "CMakeLists.txt"]
-    for folder in ("core", "xla_ffi") if editable else ("core", "xla_ffi", "jax_dfccl"):
+    for folder in ("core", "cuda", "xla_ffi", *(() if editable else ("jax_dfccl",))):
         files += sorted(path for path in (ROOT / folder).rglob("*") if path.is_file())
     for path in files:
         if path.suffix not in (".pyc", ".so"):
@@ -115,8 +117,8 @@ def prepare(name: str, extras: str, editable: bool = False) -> Path:
     pip = [bin_folder / "python", "-m", "pip", "install", "--quiet"]
     if editable:
         run([*pip, *requirements(extras)])
-        run([*pip, "--no-build-isolation", "--no-deps", "-e", "."], cwd=ROOT)
+        run([*pip, *NO_KERNEL, "--no-build-isolation", "--no-deps", "-e", "."], cwd=ROOT)
     else:
-        run([*pip, f".[{extras}]"], cwd=ROOT)
+        run([*pip, *NO_KERNEL, f".[{extras}]"], cwd=ROOT)
     stamp.write_text(fingerprint)
     return bin_folder

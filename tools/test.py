@@ -157,16 +157,25 @@ def layering(context: Context) -> None:
     context.passed += 2
 
 
-def cpp_build(context: Context, name: str, options: Mapping[str, str], *ctest: str) -> None:
-    """Builds core with its tests in build/`name` and runs them."""
-    folder = BUILD / name
+def cmake(context: Context, folder: Path, options: Mapping[str, str | Path]) -> list[str | Path]:
+    """The command that configures a build with tests in `folder`."""
     command: list[str | Path] = [context.tool("cmake"), "-S", ROOT, "-B", folder, "-G", "Ninja"]
     ninja = shutil.which(context.tool("ninja"))
     if ninja:
         command.append(f"-DCMAKE_MAKE_PROGRAM={ninja}")
-    settings = {"CMAKE_BUILD_TYPE": "Debug", "DFCCL_BUILD_TESTS": "ON", **options}
-    command += [f"-D{key}={value}" for key, value in settings.items()]
-    context.run(command)
+    settings = {
+        "CMAKE_BUILD_TYPE": "Debug",
+        "DFCCL_BUILD_TESTS": "ON",
+        "Python_EXECUTABLE": context.bin / "python",
+        **options,
+    }
+    return command + [f"-D{key}={value}" for key, value in settings.items()]
+
+
+def cpp_build(context: Context, name: str, options: Mapping[str, str], *ctest: str) -> None:
+    """Builds the C++ code with its tests in build/`name` and runs them."""
+    folder = BUILD / name
+    context.run(cmake(context, folder, options))
     context.run([context.tool("cmake"), "--build", folder, "-j", str(context.jobs)], limit_s=900)
     context.run(
         [
@@ -238,6 +247,7 @@ def wheel(context: Context) -> None:
     context.run(
         [
             *(python_path, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder),
+            *environment.NO_KERNEL,
             *("-C", f"build-dir={folder / 'build'}", "."),
         ]
     )
@@ -281,7 +291,7 @@ def clang(context: Context) -> None:
 
 
 def nvcc(context: Context) -> None:
-    """The protocol headers and the interpreter compile for GPUs."""
+    """The protocol headers and the daemon's kernel compile for GPUs; its resources and orders."""
     compiler = shutil.which("nvcc")
     if not compiler:
         raise Skipped("no nvcc on PATH")
@@ -299,6 +309,12 @@ def nvcc(context: Context) -> None:
             ]
         )
         context.passed += 1
+    context.run([context.bin / "python", "tools/check_kernel.py", "--nvcc", compiler], limit_s=1200)
+    options = {"DFCCL_CUDA": "ON", "DFCCL_NVCC": compiler}
+    context.run(cmake(context, BUILD / "kernel", options))
+    build = [context.tool("cmake"), "--build", BUILD / "kernel"]
+    context.run([*build, "-j", str(context.jobs), "--target", "gpu_check"], limit_s=1200)
+    context.passed += 2
 
 
 def bazel(context: Context) -> None:
@@ -310,7 +326,7 @@ def bazel(context: Context) -> None:
         [
             *(program, "--batch", "test", f"--repo_env=DFCCL_PYTHON={context.bin / 'python'}"),
             *(f"--jobs={context.jobs}", "--local_test_jobs=1", "--noshow_progress"),
-            *("//core/...", "//xla_ffi/...", "//tests/..."),
+            *("//core/...", "//cuda/...", "//xla_ffi/...", "//tests/..."),
         ],
         limit_s=1200,
     )

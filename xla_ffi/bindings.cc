@@ -23,6 +23,8 @@
 #include "core/reduce/roofline.h"
 #include "core/runtime.h"
 #include "core/trace/flight.h"
+#include "cuda/driver.h"
+#include "cuda/service.h"
 #include "xla_ffi/decode.h"
 #include "xla_ffi/handlers.h"
 
@@ -37,10 +39,19 @@ nb::capsule Capsule(XLA_FFI_Handler* handler) {
   return nb::capsule(reinterpret_cast<void*>(handler));
 }
 
-nb::dict Registrations() {
+// XLA's name of the platform: "cpu" or "CUDA".
+bool IsCuda(const std::string& platform) {
+  if (platform != "cpu" && platform != "CUDA") {
+    throw nb::value_error(("there are no handlers for " + platform).c_str());
+  }
+  return platform == "CUDA";
+}
+
+nb::dict Registrations(const std::string& platform) {
   nb::dict targets;
-  for (int i = 0; i < kCpuTargetCount; ++i) {
-    const TargetHandlers& target = CpuTargets()[i];
+  const bool is_cuda = IsCuda(platform);
+  for (int i = 0; i < (is_cuda ? kCudaTargetCount : kCpuTargetCount); ++i) {
+    const TargetHandlers& target = (is_cuda ? CudaTargets() : CpuTargets())[i];
     nb::dict stages;
     stages["instantiate"] = Capsule(target.instantiate);
     stages["execute"] = Capsule(target.execute);
@@ -49,12 +60,18 @@ nb::dict Registrations() {
   return targets;
 }
 
-nb::dict TypeRegistrations() {
+template <typename State>
+nb::dict TypeRegistration() {
   nb::dict type;
-  type["type_id"] = nb::capsule(static_cast<void*>(&CallState::id));
-  type["type_info"] = nb::capsule(static_cast<const void*>(&CallState::type_info));
+  type["type_id"] = nb::capsule(static_cast<void*>(&State::id));
+  type["type_info"] = nb::capsule(static_cast<const void*>(&State::type_info));
+  return type;
+}
+
+nb::dict TypeRegistrations(const std::string& platform) {
   nb::dict types;
-  types[kStateTypeName] = type;
+  types[kStateTypeName] =
+      IsCuda(platform) ? TypeRegistration<CudaCallState>() : TypeRegistration<CallState>();
   return types;
 }
 
@@ -117,6 +134,45 @@ void Configure(int workers, double timeout_s, double stall_warning_s, double cyc
   options.first_sequence = first_sequence;
   nb::gil_scoped_release release;
   Runtime::Configure(options);
+}
+
+void ConfigureGpus(const std::unordered_map<int, int64_t>& devices, int blocks,
+                   int64_t memory_bytes, double timeout_s,
+                   const std::vector<RuleTuple>& plan_rules) {
+  CudaOptions options;
+  for (const auto& [ordinal, id] : devices) options.devices.push_back({ordinal, id});
+  options.service.blocks = static_cast<uint32_t>(blocks);
+  options.service.memory_bytes = static_cast<size_t>(memory_bytes);
+  options.service.timeout_ns = Nanoseconds(timeout_s, "timeout_s");
+  options.service.plan_rules = ToPlanRules(plan_rules);
+  nb::gil_scoped_release release;
+  ConfigureCuda(options);
+}
+
+nb::dict GpuCounters() {
+  gpu::ServiceCounters counters;
+  nb::dict dict;
+  bool is_used;
+  {
+    nb::gil_scoped_release release;
+    is_used = CudaCounters(&counters);
+  }
+  if (!is_used) return dict;
+  dict["submitted"] = counters.submitted;
+  dict["completed"] = counters.completed;
+  dict["failed"] = counters.failed;
+  dict["launches"] = counters.launches;
+  dict["quits"] = counters.quits;
+  dict["turns"] = counters.turns;
+  dict["preemptions"] = counters.preemptions;
+  dict["context_saves"] = counters.saves;
+  dict["context_loads"] = counters.loads;
+  return dict;
+}
+
+void Shutdown() {
+  ShutdownCuda();
+  Runtime::Shutdown();
 }
 
 void RegisterSite(int64_t program, int32_t site, std::string operation, std::string name,
@@ -279,9 +335,9 @@ nb::dict Report() {
 
 NB_MODULE(_core, m) {
   m.doc() = "XLA FFI handlers of jax_dfccl and its process-wide runtime.";
-  m.def("registrations", &dfccl::Registrations,
-        "{target: {stage: capsule}} for jax.ffi.register_ffi_target, platform 'cpu'.");
-  m.def("type_registrations", &dfccl::TypeRegistrations,
+  m.def("registrations", &dfccl::Registrations, nb::arg("platform"),
+        "{target: {stage: capsule}} for jax.ffi.register_ffi_target, platform 'cpu' or 'CUDA'.");
+  m.def("type_registrations", &dfccl::TypeRegistrations, nb::arg("platform"),
         "{name: {'type_id': capsule, 'type_info': capsule}} for jax.ffi.register_ffi_type. "
         "Types must be registered before the targets, and after the backend exists.");
   m.def("configure", &dfccl::Configure, nb::kw_only(), nb::arg("workers") = 0,
@@ -289,6 +345,14 @@ NB_MODULE(_core, m) {
         nb::arg("cycle_grace_s") = 2.0, nb::arg("plan_rules") = nb::list(),
         nb::arg("preemption") = true, nb::arg("first_sequence") = 0,
         "Options of the runtime that the next use creates (core/runtime.h RuntimeOptions).");
+  m.def("configure_gpus", &dfccl::ConfigureGpus, nb::kw_only(), nb::arg("devices"),
+        nb::arg("blocks"), nb::arg("memory_bytes"), nb::arg("timeout_s"), nb::arg("plan_rules"),
+        "{number of a GPU: global device id}, and options of their daemons, which the first call "
+        "starts (cuda/service.h ServiceOptions).");
+  m.def("has_gpu_kernel", &dfccl::gpu::HasKernelImage,
+        "Whether this build holds the kernel of the GPUs' daemons.");
+  m.def("gpu_counters", &dfccl::GpuCounters,
+        "What the GPUs' daemons have done together; empty before the first call.");
   m.def("plans", &dfccl::Plans,
         "{kind: {plan: whether it may be chosen unasked: it folds in the members' order}}.");
   m.def("set_plan_rules", &dfccl::SetPlanRules, nb::arg("plan_rules"),
@@ -349,6 +413,6 @@ NB_MODULE(_core, m) {
            nb::call_guard<nb::gil_scoped_release>(), "Median time with non-temporal stores.")
       .def("cached_seconds", &dfccl::Roofline::CachedSeconds, nb::arg("repetitions"),
            nb::call_guard<nb::gil_scoped_release>(), "Median time with normal stores.");
-  m.def("shutdown", &dfccl::Runtime::Shutdown, nb::call_guard<nb::gil_scoped_release>(),
+  m.def("shutdown", &dfccl::Shutdown, nb::call_guard<nb::gil_scoped_release>(),
         "Ends everything pending with an error and joins the runtime's threads.");
 }

@@ -23,7 +23,7 @@ XLA_FFI_Error* GetState(const XLA_FFI_CallFrame* frame, T** state) {
   return error;
 }
 
-// The global device id on CPU.
+// The global device id on CPU, the number of the GPU in this process on CUDA.
 inline XLA_FFI_Error* GetDeviceOrdinal(const XLA_FFI_CallFrame* frame, int64_t* device) {
   XLA_FFI_DeviceOrdinal_Get_Args args = {};
   args.struct_size = XLA_FFI_DeviceOrdinal_Get_Args_STRUCT_SIZE;
@@ -39,6 +39,16 @@ inline XLA_FFI_Error* GetRunId(const XLA_FFI_CallFrame* frame, int64_t* run_id) 
   args.ctx = frame->ctx;
   XLA_FFI_Error* error = frame->api->XLA_FFI_RunId_Get(&args);
   *run_id = args.run_id;
+  return error;
+}
+
+// A CUstream.
+inline XLA_FFI_Error* GetStream(const XLA_FFI_CallFrame* frame, void** stream) {
+  XLA_FFI_Stream_Get_Args args = {};
+  args.struct_size = XLA_FFI_Stream_Get_Args_STRUCT_SIZE;
+  args.ctx = frame->ctx;
+  XLA_FFI_Error* error = frame->api->XLA_FFI_Stream_Get(&args);
+  *stream = args.stream;
   return error;
 }
 

@@ -12,7 +12,6 @@
 
 #include "core/hash.h"
 #include "core/reduce/reduce.h"
-#include "xla_ffi/ffi_status.h"
 
 namespace dfccl {
 namespace {
@@ -198,7 +197,9 @@ uint64_t LoadedProgram(uint64_t lowered, Integers devices) {
   return hash.hi;
 }
 
-Status Decode(Target target, const ffi::Dictionary& attributes, CallState* state) {
+}  // namespace
+
+Status DecodeCall(Target target, const ffi::Dictionary& attributes, CallState* state) {
   AttributeReader reader(attributes);
   const std::string_view kind = reader.Get<std::string_view>("kind");
   const std::string_view op = reader.Get<std::string_view>("op");
@@ -215,6 +216,7 @@ Status Decode(Target target, const ffi::Dictionary& attributes, CallState* state
   const int64_t program = reader.Integer("program");
   const int64_t site = reader.Integer("site");
   const int64_t closed = reader.Integer("closed");
+  const int64_t as_device = reader.Integer("as_device");
   const int64_t stage = target == Target::kStart ? reader.Integer("stage") : 0;
   const int64_t has_tag = target == Target::kHandleStart ? reader.Integer("has_tag") : 0;
   if (!reader.status().ok()) return reader.status();
@@ -240,6 +242,7 @@ Status Decode(Target target, const ffi::Dictionary& attributes, CallState* state
   state->timeout_ns = timeout_us * 1000;
   state->program = LoadedProgram(static_cast<uint64_t>(program), devices);
   state->site = static_cast<int32_t>(site);
+  state->as_device = as_device;
   const Integers ids = members.size() > 0 ? members : devices;
   if (Status status = DecodeGroups(groups, group_sizes, ids, &state->memberships); !status.ok()) {
     return status;
@@ -252,6 +255,8 @@ Status Decode(Target target, const ffi::Dictionary& attributes, CallState* state
   return Status();
 }
 
+namespace {
+
 const CallState::Membership* FindMembership(const CallState& state, int64_t device) {
   const auto entry = std::lower_bound(
       state.memberships.begin(), state.memberships.end(), device,
@@ -259,24 +264,21 @@ const CallState::Membership* FindMembership(const CallState& state, int64_t devi
   return entry != state.memberships.end() && entry->device == device ? &*entry : nullptr;
 }
 
-Status DecodeKey(const XLA_FFI_Buffer& buffer, int64_t* key) {
+Status DecodeKey(const XLA_FFI_Buffer& buffer, const ReadMemory& read, int64_t* key) {
+  uint32_t narrow = 0;
+  Status status;
   switch (buffer.dtype) {
-    case XLA_FFI_DataType_S32: {
-      int32_t value;
-      std::memcpy(&value, buffer.data, sizeof(value));
-      *key = value;
-      return Status();
-    }
-    case XLA_FFI_DataType_U32: {
-      uint32_t value;
-      std::memcpy(&value, buffer.data, sizeof(value));
-      *key = value;
-      return Status();
-    }
+    case XLA_FFI_DataType_S32:
+      status = read(&narrow, buffer.data, sizeof(narrow));
+      *key = static_cast<int32_t>(narrow);
+      return status;
+    case XLA_FFI_DataType_U32:
+      status = read(&narrow, buffer.data, sizeof(narrow));
+      *key = narrow;
+      return status;
     case XLA_FFI_DataType_S64:
     case XLA_FFI_DataType_U64:
-      std::memcpy(key, buffer.data, sizeof(*key));
-      return Status();
+      return read(key, buffer.data, sizeof(*key));
     default:
       return Invalid("the key must be a 32- or 64-bit integer");
   }
@@ -289,40 +291,34 @@ const XLA_FFI_Buffer& Operand(const XLA_FFI_CallFrame& frame, int64_t index) {
 // Operands of a ragged exchange between the source and the key.
 constexpr int64_t kRaggedOperands = 5;
 
-Status DecodeIndices(const XLA_FFI_Buffer& buffer, int members, std::vector<int64_t>* values) {
-  const bool wide = buffer.dtype == XLA_FFI_DataType_S64;
-  if ((!wide && buffer.dtype != XLA_FFI_DataType_S32) || buffer.rank != 1 ||
+Status DecodeIndices(const XLA_FFI_Buffer& buffer, int members, RaggedOperands::Array* array) {
+  array->wide = buffer.dtype == XLA_FFI_DataType_S64;
+  array->data = buffer.data;
+  if ((!array->wide && buffer.dtype != XLA_FFI_DataType_S32) || buffer.rank != 1 ||
       buffer.dims[0] != members) {
     return Invalid("offsets and sizes must be int32 or int64, one for each of the " +
                    std::to_string(members) + " members");
-  }
-  values->resize(members);
-  for (int i = 0; i < members; ++i) {
-    (*values)[i] = wide ? static_cast<const int64_t*>(buffer.data)[i]
-                        : static_cast<const int32_t*>(buffer.data)[i];
   }
   return Status();
 }
 
 // *row: elements of a row.
-Status DecodeRagged(const XLA_FFI_CallFrame& frame, int members, int64_t* row, RaggedPart* part) {
+Status DecodeRagged(const XLA_FFI_CallFrame& frame, int members, int64_t* row,
+                    RaggedOperands* operands) {
   const XLA_FFI_Buffer& source = Operand(frame, 0);
   const XLA_FFI_Buffer& initial = Operand(frame, 1);
   if (source.rank < 1 || initial.rank != source.rank || initial.dtype != source.dtype ||
       !std::equal(source.dims + 1, source.dims + source.rank, initial.dims + 1)) {
     return Invalid("operand and output of ragged_all_to_all must differ in their rows only");
   }
-  part->source_rows = source.dims[0];
-  part->result_rows = initial.dims[0];
-  part->initial = initial.data;
+  operands->part.source_rows = source.dims[0];
+  operands->part.result_rows = initial.dims[0];
+  operands->part.initial = initial.data;
   *row = std::accumulate(source.dims + 1, source.dims + source.rank, int64_t{1},
                          std::multiplies<int64_t>());
-  std::vector<int64_t>* const arrays[] = {&part->input_offsets, &part->send_sizes,
-                                          &part->output_offsets, &part->recv_sizes};
   for (int i = 0; i < 4; ++i) {
-    if (Status status = DecodeIndices(Operand(frame, 2 + i), members, arrays[i]); !status.ok()) {
-      return status;
-    }
+    Status status = DecodeIndices(Operand(frame, 2 + i), members, &operands->arrays[i]);
+    if (!status.ok()) return status;
   }
   return Status();
 }
@@ -332,12 +328,19 @@ Status DecodeRagged(const XLA_FFI_CallFrame& frame, int members, int64_t* row, R
 ffi::TypeId CallState::id = {};
 const XLA_FFI_TypeInfo CallState::type_info = ffi::MakeTypeInfo<CallState>();
 
-ffi::ErrorOr<std::unique_ptr<CallState>> DecodeCall(Target target,
-                                                    const ffi::Dictionary& attributes) {
-  auto state = std::make_unique<CallState>();
-  const Status status = Decode(target, attributes, state.get());
-  if (!status.ok()) return ffi::Unexpected(ToFfiError(status));
-  return state;
+ffi::TypeId CudaCallState::id = {};
+const XLA_FFI_TypeInfo CudaCallState::type_info = ffi::MakeTypeInfo<CudaCallState>();
+
+void RaggedOperands::CopyArrays(int members) {
+  std::vector<int64_t>* const copies[] = {&part.input_offsets, &part.send_sizes,
+                                          &part.output_offsets, &part.recv_sizes};
+  for (int i = 0; i < 4; ++i) {
+    copies[i]->resize(members);
+    for (int j = 0; j < members; ++j) {
+      (*copies[i])[j] = arrays[i].wide ? static_cast<const int64_t*>(arrays[i].data)[j]
+                                       : static_cast<const int32_t*>(arrays[i].data)[j];
+    }
+  }
 }
 
 Status DecodeBuffer(const XLA_FFI_Buffer& buffer, BufferView* view) {
@@ -351,7 +354,8 @@ Status DecodeBuffer(const XLA_FFI_Buffer& buffer, BufferView* view) {
 }
 
 Status DecodeSubmission(const CallState& state, const XLA_FFI_CallFrame& frame, int64_t device,
-                        int64_t run_id, Submission* submission, RaggedPart* ragged) {
+                        int64_t run_id, const ReadMemory& read, Submission* submission,
+                        RaggedOperands* ragged) {
   const bool is_ragged = state.kind == Kind::kRaggedAllToAll;
   const int64_t key_index = is_ragged ? 1 + kRaggedOperands : 1;
   const int64_t expected = key_index + (state.has_key ? 1 : 0) + (state.has_tag ? 1 : 0);
@@ -367,7 +371,9 @@ Status DecodeSubmission(const CallState& state, const XLA_FFI_CallFrame& frame, 
   }
   int64_t key = 0;
   if (state.has_key) {
-    if (Status status = DecodeKey(Operand(frame, key_index), &key); !status.ok()) return status;
+    if (Status status = DecodeKey(Operand(frame, key_index), read, &key); !status.ok()) {
+      return status;
+    }
   }
   const CallState::Membership* membership = FindMembership(state, device);
   if (membership == nullptr) {
@@ -379,7 +385,7 @@ Status DecodeSubmission(const CallState& state, const XLA_FFI_CallFrame& frame, 
   if (is_ragged) {
     const Status status = DecodeRagged(frame, membership->group->size(), &count, ragged);
     if (!status.ok()) return status;
-    submission->ragged = ragged;
+    submission->ragged = &ragged->part;
   }
   if (count % blocks != 0) {
     return Invalid(std::string(KindName(state.kind)) + ": the operand has " +

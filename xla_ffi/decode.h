@@ -23,13 +23,17 @@
 //   program      i64      the program's hash
 //   site         i64      number of the call in the program; < 0: not assigned
 //   closed       i64      1: no other operation of the program waits for peers
+//   as_device    i64      id of the member that this call stands for, where a program runs
+//                         those of several devices on one; < 0: the executing device's
 //   stage        i64      start only. 1: copy the source at start
 //   has_tag      i64      handle_start only. 1: the last operand is a tag (s32) under which
 //                         its end is announced
 #ifndef DFCCL_XLA_FFI_DECODE_H_
 #define DFCCL_XLA_FFI_DECODE_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -58,6 +62,9 @@ struct CallState {
     int member;
   };
 
+  // The device whose part it is that `executing` executes.
+  int64_t DeviceOf(int64_t executing) const { return as_device >= 0 ? as_device : executing; }
+
   Kind kind = Kind::kAllReduce;
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
@@ -71,15 +78,21 @@ struct CallState {
   int64_t timeout_ns = 0;
   uint64_t program = 0;  // on these devices
   int32_t site = -1;
+  int64_t as_device = -1;
   std::vector<Membership> memberships;                   // sorted by device
   std::unique_ptr<CallSite, CallSiteDeleter> call_site;  // done's only knows launches
+};
+
+// The same on CUDA.
+struct CudaCallState : CallState {
+  static xla::ffi::TypeId id;
+  static const XLA_FFI_TypeInfo type_info;
 };
 
 // Which target a state is for.
 enum class Target { kSingle, kStart, kDone, kHandleStart, kHandleWait };
 
-xla::ffi::ErrorOr<std::unique_ptr<CallState>> DecodeCall(Target target,
-                                                         const xla::ffi::Dictionary& attributes);
+Status DecodeCall(Target target, const xla::ffi::Dictionary& attributes, CallState* state);
 
 struct BufferView {
   void* data = nullptr;
@@ -91,10 +104,27 @@ struct BufferView {
 // Fails for element types that have no memory form of their own (sub-byte).
 Status DecodeBuffer(const XLA_FFI_Buffer& buffer, BufferView* view);
 
+// How the host gets at what an operand holds.
+using ReadMemory = std::function<Status(void* to, const void* from, size_t bytes)>;
+
+// The operands of a ragged exchange. The part's own arrays are empty until they are
+// copied, which the host can do where it can read operands.
+struct RaggedOperands {
+  struct Array {
+    const void* data = nullptr;
+    bool wide = false;  // int64, else int32
+  };
+  RaggedPart part;
+  Array arrays[4];  // in the order of RaggedPart
+
+  void CopyArrays(int members);
+};
+
 // The submission of a single call or of either start: everything but `result`; *ragged is
-// its part of a ragged exchange. `device` and `run_id` are the execution's.
+// its part of a ragged exchange. `device` is the state's for who executes it.
 Status DecodeSubmission(const CallState& state, const XLA_FFI_CallFrame& frame, int64_t device,
-                        int64_t run_id, Submission* submission, RaggedPart* ragged);
+                        int64_t run_id, const ReadMemory& read, Submission* submission,
+                        RaggedOperands* ragged);
 
 }  // namespace dfccl
 

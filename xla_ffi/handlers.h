@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "cuda/driver.h"
+#include "cuda/service.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace dfccl {
@@ -27,6 +29,9 @@ struct TargetHandlers {
 // arrays in the order of RaggedPart (core/runtime.h)
 constexpr int kCpuTargetCount = 5;
 const TargetHandlers* CpuTargets();
+// Of the first three so far.
+constexpr int kCudaTargetCount = 3;
+const TargetHandlers* CudaTargets();
 
 // Operations that were started and whose done has not come.
 int64_t OpenTicketCount();
@@ -46,6 +51,22 @@ struct TaggedEnd {
 };
 // Waits for some, at most so long.
 std::vector<TaggedEnd> TakeTaggedEnds(int64_t timeout_ns);
+
+// What the first call on CUDA opens. Nothing of CUDA is loaded before.
+struct CudaOptions {
+  struct Device {
+    int ordinal = 0;  // the driver's number of the GPU
+    int64_t id = 0;   // the device's global id
+  };
+  gpu::DriverOptions driver;
+  gpu::ServiceOptions service;
+  std::vector<Device> devices;
+};
+void ConfigureCuda(const CudaOptions& options);
+// Ends everything pending with an error, and the daemons, within a bound.
+void ShutdownCuda();
+// False: no call has come yet.
+bool CudaCounters(gpu::ServiceCounters* counters);
 
 }  // namespace dfccl
 

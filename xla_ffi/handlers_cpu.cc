@@ -19,12 +19,11 @@
 #include "xla_ffi/decode.h"
 #include "xla_ffi/ffi_status.h"
 #include "xla_ffi/handlers.h"
+#include "xla_ffi/stages.h"
 #include "xla_ffi/tickets.h"
 
 namespace dfccl {
 namespace {
-
-namespace ffi = ::xla::ffi;
 
 void ReleaseFinished(void* operation) {
   Runtime::Get().Release(static_cast<Operation*>(operation));
@@ -115,49 +114,35 @@ XLA_FFI_Error* Fail(const XLA_FFI_CallFrame* frame, const Status& status) {
   if (XLA_FFI_Error* error = GetState(frame, &state)) return error;
   if (XLA_FFI_Error* error = GetDeviceOrdinal(frame, &device)) return error;
   if (XLA_FFI_Error* error = GetRunId(frame, &run_id)) return error;
-  AbandonLaunch(device, state->program, state->call_site->Launch(run_id), status);
+  AbandonLaunch(state->DeviceOf(device), state->program, state->call_site->Launch(run_id), status);
   return ToFfiError(frame->api, status);
 }
 
-XLA_FFI_Error* Fail(const XLA_FFI_CallFrame* frame, const char* message) {
-  return Fail(frame, Status(StatusCode::kInvalidArgument, message));
-}
-
-// What the execute stages of a single call and of a start have in common.
-XLA_FFI_Error* Prepare(const XLA_FFI_CallFrame* frame, Submission* submission, RaggedPart* ragged) {
+// What the execute stages of a single call and of the starts have in common.
+XLA_FFI_Error* Prepare(const XLA_FFI_CallFrame* frame, Submission* submission,
+                       RaggedOperands* ragged) {
   CallState* state;
   int64_t device, run_id;
   if (XLA_FFI_Error* error = GetState(frame, &state)) return error;
   if (XLA_FFI_Error* error = GetDeviceOrdinal(frame, &device)) return error;
   if (XLA_FFI_Error* error = GetRunId(frame, &run_id)) return error;
-  const Status status = DecodeSubmission(*state, *frame, device, run_id, submission, ragged);
-  return status.ok() ? nullptr : Fail(frame, status);
-}
-
-const XLA_FFI_Buffer& Operand(const XLA_FFI_CallFrame* frame, int64_t index) {
-  return *static_cast<const XLA_FFI_Buffer*>(frame->args.args[index]);
-}
-
-const XLA_FFI_Buffer& Result(const XLA_FFI_CallFrame* frame) {
-  return *static_cast<const XLA_FFI_Buffer*>(frame->rets.rets[0]);
-}
-
-bool IsTicket(const XLA_FFI_Buffer& buffer) {
-  return buffer.dtype == XLA_FFI_DataType_U64 && buffer.rank == 1 && buffer.dims[0] == 1;
+  static const ReadMemory* const read =
+      new ReadMemory([](void* to, const void* from, size_t bytes) {
+        std::memcpy(to, from, bytes);
+        return Status();
+      });
+  const Status status =
+      DecodeSubmission(*state, *frame, state->DeviceOf(device), run_id, *read, submission, ragged);
+  if (!status.ok()) return Fail(frame, status);
+  if (submission->ragged != nullptr) ragged->CopyArrays(submission->group->size());
+  return nullptr;
 }
 
 XLA_FFI_Error* ExecuteSingle(XLA_FFI_CallFrame* frame) {
-  BufferView result;
-  if (Status status = DecodeBuffer(Result(frame), &result); !status.ok()) {
-    return Fail(frame, status);
-  }
   Submission submission;
-  RaggedPart ragged;
+  RaggedOperands ragged;
   if (XLA_FFI_Error* error = Prepare(frame, &submission, &ragged)) return error;
-  if (result.dtype != submission.signature.dtype || result.bytes() != submission.result_bytes()) {
-    return Fail(frame, "the result's type or size does not go with the operand's");
-  }
-  submission.result = result.data;
+  if (Status status = DecodeResult(*frame, &submission); !status.ok()) return Fail(frame, status);
   Operation* operation = Runtime::Get().Submit(submission);
   return Await(frame, {operation, /*collect_to=*/nullptr, submission.device, submission.program,
                        submission.launch});
@@ -200,63 +185,40 @@ void AnnounceEnd(Operation* operation, int32_t tag) {
 
 template <bool kept>
 XLA_FFI_Error* ExecuteStart(XLA_FFI_CallFrame* frame) {
-  if (!IsTicket(Result(frame))) return Fail(frame, "the ticket must be a uint64[1]");
+  if (Status status = CheckTicket(Result(*frame)); !status.ok()) return Fail(frame, status);
   Submission submission;
-  RaggedPart ragged;
+  RaggedOperands ragged;
   if (XLA_FFI_Error* error = Prepare(frame, &submission, &ragged)) return error;
   StartedOperation started;
+  static_cast<StartedCall&>(started) = MakeStarted(submission);
   started.operation = Runtime::Get().Submit(submission);
-  started.device = submission.device;
-  started.program = submission.program;
-  started.launch = submission.launch;
-  started.source = submission.source;
-  started.staged = submission.stage_source;
   started.kept = kept;
-  started.source_bytes = submission.source_bytes();
-  started.result_bytes = submission.result_bytes();
   const uint64_t ticket = Tickets().Put(started);
-  std::memcpy(Result(frame).data, &ticket, sizeof(ticket));
+  std::memcpy(Result(*frame).data, &ticket, sizeof(ticket));
   if constexpr (kept) {
     CallState* state;
     if (XLA_FFI_Error* error = GetState(frame, &state)) return error;
     if (state->has_tag) {
       int32_t tag;
-      std::memcpy(&tag, Operand(frame, frame->args.size - 1).data, sizeof(tag));
+      std::memcpy(&tag, Operand(*frame, frame->args.size - 1).data, sizeof(tag));
       AnnounceEnd(started.operation, tag);
     }
   }
   return nullptr;
 }
 
-// Whether done's operands are what start had.
-Status CheckDone(const XLA_FFI_CallFrame* frame, const StartedOperation& started) {
-  BufferView source, result;
-  if (Status status = DecodeBuffer(Operand(frame, 1), &source); !status.ok()) return status;
-  if (Status status = DecodeBuffer(Result(frame), &result); !status.ok()) return status;
-  if (source.bytes() != started.source_bytes || result.bytes() != started.result_bytes) {
-    return Status(StatusCode::kInvalidArgument, "start and done differ in size");
-  }
-  if (!started.staged && started.source_bytes != 0 && source.data != started.source) {
-    return Status(StatusCode::kInternal,
-                  "the operand of a collective moved between start and done: XLA copied a buffer "
-                  "that was to be read in place");
-  }
-  return Status();
-}
-
 XLA_FFI_Error* ExecuteDone(XLA_FFI_CallFrame* frame) {
-  if (frame->args.size < 2) return Fail(frame, "done needs ticket and source");
-  if (!IsTicket(Operand(frame, 0))) return Fail(frame, "the ticket must be a uint64[1]");
+  if (Status status = CheckDoneOperands(*frame); !status.ok()) return Fail(frame, status);
   uint64_t ticket;
-  std::memcpy(&ticket, Operand(frame, 0).data, sizeof(ticket));
+  std::memcpy(&ticket, Operand(*frame, 0).data, sizeof(ticket));
   StartedOperation started;
   if (!Tickets().Take(ticket, &started)) return Fail(frame, Tickets().WhyGone(ticket));
-  if (Status status = CheckDone(frame, started); !status.ok()) {
+  if (Status status = CheckDone(*frame, started); !status.ok()) {
     XLA_FFI_Error* error = Fail(frame, status);
     ReleaseEventually(started.operation);
     return error;
   }
-  return Await(frame, {started.operation, Result(frame).data, started.device, started.program,
+  return Await(frame, {started.operation, Result(*frame).data, started.device, started.program,
                        started.launch});
 }
 
@@ -277,62 +239,44 @@ Status CheckWait(const StartedOperation& started, int64_t device, const XLA_FFI_
 }
 
 XLA_FFI_Error* ExecuteWait(XLA_FFI_CallFrame* frame) {
-  if (frame->args.size < 1 || !IsTicket(Operand(frame, 0))) {
-    return Fail(frame, "the ticket must be a uint64[1]");
+  if (frame->args.size < 1) {
+    return Fail(frame, Status(StatusCode::kInvalidArgument, "a wait needs a ticket"));
   }
+  if (Status status = CheckTicket(Operand(*frame, 0)); !status.ok()) return Fail(frame, status);
   CallState* state;
   int64_t device, run_id;
   if (XLA_FFI_Error* error = GetState(frame, &state)) return error;
   if (XLA_FFI_Error* error = GetDeviceOrdinal(frame, &device)) return error;
   if (XLA_FFI_Error* error = GetRunId(frame, &run_id)) return error;
+  device = state->DeviceOf(device);
   uint64_t ticket;
-  std::memcpy(&ticket, Operand(frame, 0).data, sizeof(ticket));
+  std::memcpy(&ticket, Operand(*frame, 0).data, sizeof(ticket));
   StartedOperation started;
   Status status;
   Tickets().Look(ticket, [&](const StartedOperation& found) {
-    status = CheckWait(found, device, Result(frame));
+    status = CheckWait(found, device, Result(*frame));
   });
   if (!status.ok()) return Fail(frame, status);
   if (!Tickets().Take(ticket, &started)) return Fail(frame, Tickets().WhyGone(ticket));
   // If it has failed, so has the launch that waits, not the one that started it.
-  return Await(frame, {started.operation, Result(frame).data, device, state->program,
+  return Await(frame, {started.operation, Result(*frame).data, device, state->program,
                        state->call_site->Launch(run_id)});
-}
-
-template <Target target>
-XLA_FFI_Error* Instantiate(XLA_FFI_CallFrame* frame) {
-  static const auto* const handler =
-      ffi::Ffi::BindInstantiate()
-          .Attrs()
-          .To([](const ffi::Dictionary& attributes) { return DecodeCall(target, attributes); })
-          .release();
-  return handler->Call(frame);
-}
-
-// XLA also calls each handler for its metadata (API version, traits); the
-// bindings of the C++ API answer that.
-template <XLA_FFI_Error* (*execute)(XLA_FFI_CallFrame*)>
-XLA_FFI_Error* Execute(XLA_FFI_CallFrame* frame) {
-  if (frame->extension_start == nullptr) return execute(frame);
-  static const auto* const metadata =
-      ffi::Ffi::Bind()
-          .Ctx<ffi::State<CallState>>()
-          .To([](CallState*) {
-            return ffi::Error::Internal("jax_dfccl: unknown extension of the call frame");
-          })
-          .release();
-  return metadata->Call(frame);
 }
 
 }  // namespace
 
 const TargetHandlers* CpuTargets() {
   static constexpr TargetHandlers kTargets[kCpuTargetCount] = {
-      {"dfccl_collective", Instantiate<Target::kSingle>, Execute<ExecuteSingle>},
-      {"dfccl_collective_start", Instantiate<Target::kStart>, Execute<ExecuteStart<false>>},
-      {"dfccl_collective_done", Instantiate<Target::kDone>, Execute<ExecuteDone>},
-      {"dfccl_handle_start", Instantiate<Target::kHandleStart>, Execute<ExecuteStart<true>>},
-      {"dfccl_handle_wait", Instantiate<Target::kHandleWait>, Execute<ExecuteWait>},
+      {"dfccl_collective", Instantiate<CallState, Target::kSingle>,
+       Execute<CallState, ExecuteSingle>},
+      {"dfccl_collective_start", Instantiate<CallState, Target::kStart>,
+       Execute<CallState, ExecuteStart<false>>},
+      {"dfccl_collective_done", Instantiate<CallState, Target::kDone>,
+       Execute<CallState, ExecuteDone>},
+      {"dfccl_handle_start", Instantiate<CallState, Target::kHandleStart>,
+       Execute<CallState, ExecuteStart<true>>},
+      {"dfccl_handle_wait", Instantiate<CallState, Target::kHandleWait>,
+       Execute<CallState, ExecuteWait>},
   };
   return kTargets;
 }

@@ -19,8 +19,8 @@
 
 namespace dfccl {
 
-struct StartedOperation {
-  Operation* operation = nullptr;
+// What a done is compared with.
+struct StartedCall {
   int64_t device = 0;
   uint64_t program = 0;
   uint64_t launch = 0;
@@ -29,6 +29,10 @@ struct StartedOperation {
   bool kept = false;  // by a handle, whatever becomes of its launch
   int64_t source_bytes = 0;
   int64_t result_bytes = 0;
+};
+
+struct StartedOperation : StartedCall {
+  Operation* operation = nullptr;
 };
 
 class TicketTable {

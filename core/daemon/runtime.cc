@@ -158,6 +158,9 @@ class RuntimeImpl : public Runtime {
   void RegisterSite(uint64_t program, int32_t site, SiteInfo info) override {
     sites_.Register(program, site, std::move(info));
   }
+  SiteInfo FindSite(uint64_t program, int32_t site) const override {
+    return sites_.Find(program, site);
+  }
   bool SetPlanRules(const std::vector<PlanRule>& rules) override;
   uint64_t PlanRulesHash() const override { return PlanRulesNow().hash(); }
   FlightReport Report() override;

@@ -2,10 +2,16 @@
 // A stand-in for libcuda.so.1 with the functions that cuda/driver.cc uses, over the
 // emulation: two GPUs whose contexts must be current, whose addresses must have been
 // allocated, and whose streams are EmulatedStreams. What a driver would refuse is refused.
+// A kernel "hog" takes all multiprocessors for as long as its argument says: a daemon
+// runs before it or after it. Waiting for a GPU and freeing memory wait for all streams.
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "cuda/driver_api.h"
@@ -32,10 +38,13 @@ constexpr int kDevices = 2;
 CuContextOpaque contexts[kDevices] = {{0}, {1}};
 CuModuleOpaque module_loaded;
 CuFunctionOpaque daemon_function;
+CuFunctionOpaque hog_function;
+std::mutex multiprocessors[kDevices];  // held by a hog, and by daemons, which keep hogs waiting
 bool initialized = false;
 bool peers = false;
 std::mutex mutex;
 std::map<CuAddress, size_t> allocated;
+std::vector<EmulatedStream*> streams;  // that exist
 thread_local std::vector<CuContext> current;
 
 bool Known(CuAddress address, size_t bytes) {
@@ -61,6 +70,15 @@ CuResult Forget(CuAddress address) {
   if (allocated.erase(address) == 0) return kInvalid;
   std::free(reinterpret_cast<void*>(address));
   return 0;
+}
+
+void WaitForAllStreams() {
+  std::vector<EmulatedStream*> waited;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    waited = streams;
+  }
+  for (EmulatedStream* stream : waited) stream->Synchronize();
 }
 
 CuResult Put(CuStream stream, std::function<void()> work) {
@@ -97,6 +115,10 @@ DFCCL_EXPORT CuResult cuDeviceGet(CuDevice* device, int ordinal) {
   *device = ordinal;
   return ordinal < kDevices ? 0 : kInvalid;
 }
+DFCCL_EXPORT CuResult cuDeviceGetName(char* name, int bytes, CuDevice) {
+  std::strncpy(name, "stand-in", bytes);
+  return 0;
+}
 DFCCL_EXPORT CuResult cuDeviceGetAttribute(int* value, int attribute, CuDevice) {
   *value = attribute == kCuAttributeComputeMajor ? 9 : 1;
   return 0;
@@ -132,34 +154,57 @@ DFCCL_EXPORT CuResult cuCtxEnablePeerAccess(CuContext, unsigned flags) {
   peers = true;
   return 0;
 }
-DFCCL_EXPORT CuResult cuCtxSynchronize() { return current.empty() ? kInvalid : 0; }
+DFCCL_EXPORT CuResult cuCtxSynchronize() {
+  if (current.empty()) return kInvalid;
+  WaitForAllStreams();
+  return 0;
+}
 DFCCL_EXPORT CuResult cuModuleLoadData(CuModule* module, const void* image) {
   *module = &module_loaded;
   return image != nullptr && !current.empty() ? 0 : kInvalid;
 }
 DFCCL_EXPORT CuResult cuModuleUnload(CuModule) { return 0; }
 DFCCL_EXPORT CuResult cuModuleGetFunction(CuFunction* function, CuModule, const char* name) {
-  *function = &daemon_function;
-  return std::strcmp(name, kKernelName) == 0 ? 0 : kNotFound;
+  const bool is_hog = std::strcmp(name, "hog") == 0;
+  *function = is_hog ? &hog_function : &daemon_function;
+  return is_hog || std::strcmp(name, kKernelName) == 0 ? 0 : kNotFound;
 }
 DFCCL_EXPORT CuResult cuLaunchKernel(CuFunction function, unsigned grid_x, unsigned grid_y,
                                      unsigned grid_z, unsigned block_x, unsigned block_y,
                                      unsigned block_z, unsigned shared_bytes, CuStream stream,
                                      void** arguments, void** extra) {
+  if (current.empty()) return kInvalid;
+  if (function == &hog_function) {
+    const std::chrono::nanoseconds time(*static_cast<const uint64_t*>(arguments[0]));
+    return Put(stream, [time, device = current.back()->device] {
+      std::lock_guard<std::mutex> lock(multiprocessors[device]);
+      std::this_thread::sleep_for(time);
+    });
+  }
   const auto daemon = *static_cast<const DaemonArguments*>(arguments[0]);
   if (function != &daemon_function || grid_x != daemon.blocks || grid_y * grid_z != 1 ||
       block_x != kThreads || block_y * block_z != 1 || shared_bytes != 0 || extra != nullptr) {
     return kInvalid;
   }
-  return Put(stream, [daemon] { RunDaemon(daemon, 1); });
+  return Put(stream, [daemon, device = current.back()->device] {
+    std::lock_guard<std::mutex> lock(multiprocessors[device]);
+    RunDaemon(daemon, 1);
+  });
 }
 DFCCL_EXPORT CuResult cuStreamCreateWithPriority(CuStream* stream, unsigned flags, int priority) {
   if (flags != kCuStreamNonBlocking || (priority != 0 && priority != -5) || current.empty())
     return kInvalid;
-  *stream = reinterpret_cast<CuStream>(new EmulatedStream);
+  auto* const made = new EmulatedStream;
+  std::lock_guard<std::mutex> lock(mutex);
+  streams.push_back(made);
+  *stream = reinterpret_cast<CuStream>(made);
   return 0;
 }
 DFCCL_EXPORT CuResult cuStreamDestroy_v2(CuStream stream) {
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    streams.erase(std::find(streams.begin(), streams.end(), &Of(stream)));
+  }
   delete &Of(stream);
   return 0;
 }
@@ -185,7 +230,10 @@ DFCCL_EXPORT CuResult cuMemAlloc_v2(CuAddress* address, size_t bytes) {
   *address = Remember(std::aligned_alloc(256, (bytes + 255) / 256 * 256), bytes);
   return 0;
 }
-DFCCL_EXPORT CuResult cuMemFree_v2(CuAddress address) { return Forget(address); }
+DFCCL_EXPORT CuResult cuMemFree_v2(CuAddress address) {
+  WaitForAllStreams();
+  return Forget(address);
+}
 DFCCL_EXPORT CuResult cuMemHostAlloc(void** memory, size_t bytes, unsigned flags) {
   if (flags != (kCuHostAllocPortable | kCuHostAllocDeviceMap)) return kInvalid;
   *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
@@ -205,6 +253,10 @@ DFCCL_EXPORT CuResult cuMemcpyHtoDAsync_v2(CuAddress to, const void* from, size_
   return Put(stream, [=] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); });
 }
 // From and to the program's buffers, which the tests have not allocated here.
+DFCCL_EXPORT CuResult cuMemcpyDtoHAsync_v2(void* to, CuAddress from, size_t bytes,
+                                           CuStream stream) {
+  return Put(stream, [=] { std::memcpy(to, reinterpret_cast<const void*>(from), bytes); });
+}
 DFCCL_EXPORT CuResult cuMemcpyDtoDAsync_v2(CuAddress to, CuAddress from, size_t bytes,
                                            CuStream stream) {
   if (!Known(to, bytes) && !Known(from, bytes)) return kInvalid;

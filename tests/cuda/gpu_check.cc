@@ -80,10 +80,24 @@ class Machine {
     for (CuStream& stream : streams_) {
       Check(api_->StreamCreate(&stream, kCuStreamNonBlocking, 0), "cuStreamCreate");
     }
-    void* library = dlopen(driver_options.library.c_str(), RTLD_NOW);
-    synchronize_ = reinterpret_cast<CuResult (*)()>(dlsym(library, "cuCtxSynchronize"));
-    if (synchronize_ == nullptr) Fail("the driver has no cuCtxSynchronize");
+    library_ = dlopen(driver_options.library.c_str(), RTLD_NOW);
+    synchronize_ = Symbol<CuResult (*)()>("cuCtxSynchronize");
+    Check(
+        Symbol<CuResult (*)(char*, int, CuDevice)>("cuDeviceGetName")(name_, sizeof(name_), device),
+        "cuDeviceGetName");
+    Check(api_->DeviceGetAttribute(&multiprocessors_, kCuAttributeMultiprocessors, device),
+          "cuDeviceGetAttribute");
+    std::printf("%s\n", name_);
   }
+
+  template <typename Function>
+  Function Symbol(const char* name) {
+    const auto found = reinterpret_cast<Function>(dlsym(library_, name));
+    if (found == nullptr) Fail(std::string("the driver has no ") + name);
+    return found;
+  }
+  const char* name() const { return name_; }
+  int multiprocessors() const { return multiprocessors_; }
 
   Service& service() { return *service_; }
   const DriverApi& api() { return *api_; }
@@ -125,7 +139,10 @@ class Machine {
   Gpu* memory_ = nullptr;
   std::unique_ptr<Service> service_;
   CuStream streams_[kRanks] = {};
+  void* library_ = nullptr;
   CuResult (*synchronize_)() = nullptr;
+  char name_[256] = {};
+  int multiprocessors_ = 0;
   Pool device_, host_;
 };
 
@@ -287,9 +304,147 @@ void Quit(const std::string& driver) {
     second.CheckValues();
     machine.GiveAllBack();
   }
-  std::printf("synchronization and allocation took %.2f ms at most; %llu launches\n", 1e3 * longest,
-              static_cast<unsigned long long>(machine.service().Counters().launches));
+  const ServiceCounters counters = machine.service().Counters();
+  std::printf("synchronization and allocation took %.2f ms at most; %llu launches, %llu quits\n",
+              1e3 * longest, static_cast<unsigned long long>(counters.launches),
+              static_cast<unsigned long long>(counters.quits));
+  if (counters.launches < 2 || counters.quits == 0) Fail("the daemon has never left");
   if (longest > 1) Fail("that is longer than a second");
+}
+
+// Takes a multiprocessor for as many nanoseconds as its argument says.
+constexpr char kHog[] = R"(
+.version 7.0
+.target sm_80
+.address_size 64
+.visible .entry hog(.param .u64 nanoseconds)
+{
+  .reg .u64 %begin, %now, %limit;
+  .reg .pred %again;
+  ld.param.u64 %limit, [nanoseconds];
+  mov.u64 %begin, %globaltimer;
+turn:
+  mov.u64 %now, %globaltimer;
+  sub.u64 %now, %now, %begin;
+  setp.lt.u64 %again, %now, %limit;
+  @%again bra turn;
+  ret;
+}
+)";
+
+// A kernel of others takes the whole GPU while members come and while they are awaited.
+void Hog(const std::string& driver) {
+  Machine machine(driver, ServiceOptions());
+  const DriverApi& api = machine.api();
+  CuModule module;
+  CuFunction hog;
+  CuStream stream;
+  Check(api.ModuleLoadData(&module, kHog), "cuModuleLoadData");
+  Check(api.ModuleGetFunction(&hog, module, "hog"), "cuModuleGetFunction");
+  Check(api.StreamCreate(&stream, kCuStreamNonBlocking, 0), "cuStreamCreate");
+  uint64_t nanoseconds = 20'000'000;
+  void* arguments[] = {&nanoseconds};
+  const auto take_all = [&] {
+    // Two blocks of 1024 threads fill a multiprocessor.
+    Check(api.LaunchKernel(hog, 2 * machine.multiprocessors(), 1, 1, 1024, 1, 1, 0, stream,
+                           arguments, nullptr),
+          "cuLaunchKernel");
+  };
+  std::mt19937 random(5);
+  for (int round = 0; round < 10; ++round) {
+    const Call call = MakeCall(Kind::kAllReduce, Devices(4), 5000, &random);
+    Parts parts;
+    for (int m = 0; m < 4; ++m) parts.push_back(std::make_unique<Part>(&machine, call, m));
+    if (round % 2 == 0) take_all();
+    for (int m = 0; m < 3; ++m) parts[m]->Start();
+    if (round % 2 == 1) {
+      take_all();
+      Check(api.StreamSynchronize(stream), "cuStreamSynchronize");  // though one is missing
+    }
+    parts[3]->Start();
+    for (auto& part : parts) part->Finish();
+    machine.Synchronize();
+    for (auto& part : parts) part->CheckValues();
+    machine.GiveAllBack();
+  }
+  Check(api.StreamSynchronize(stream), "cuStreamSynchronize");
+  Check(api.StreamDestroy(stream), "cuStreamDestroy");
+  std::printf("collectives and a kernel on all %d multiprocessors got by each other\n",
+              machine.multiprocessors());
+}
+
+// Of all_reduces of f32 by two ranks, back to back, without copies in and out.
+double SecondsOfOne(Machine* machine, int64_t count, int repetitions) {
+  std::mt19937 random(6);
+  Call call = MakeCall(Kind::kAllReduce, Devices(2), count, &random);
+  call.signature.dtype = DType::kF32;
+  call.signature.op = ReduceOp::kSum;
+  const size_t bytes = static_cast<size_t>(count) * sizeof(float);
+  void* const sources[] = {machine->Device(bytes), machine->Device(bytes)};
+  void* const results[] = {machine->Device(bytes), machine->Device(bytes)};
+  std::vector<double> seconds;
+  for (int round = 0; round < 6; ++round) {
+    machine->Synchronize();
+    const auto begin = Clock::now();
+    for (int i = 0; i < repetitions; ++i) {
+      ++call.number;
+      for (int m = 0; m < 2; ++m) {
+        Submission submission;
+        submission.device = m;
+        submission.group = call.group;
+        submission.member = m;
+        submission.id = {call.number, 99};
+        submission.signature = call.signature;
+        submission.source = sources[m];
+        submission.result = results[m];
+        uint64_t ticket;
+        Check(machine->service().Start(0, machine->stream(m), submission, nullptr, &ticket));
+        Check(machine->service().Finish(machine->stream(m), ticket, results[m]));
+      }
+    }
+    machine->Synchronize();
+    seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count() / repetitions);
+  }
+  machine->GiveAllBack();
+  std::sort(seconds.begin(), seconds.end());
+  return seconds[seconds.size() / 2];
+}
+
+double SecondsOfACopy(Machine* machine, size_t bytes) {
+  void* const from = machine->Device(bytes);
+  void* const to = machine->Device(bytes);
+  std::vector<double> seconds;
+  for (int round = 0; round < 6; ++round) {
+    machine->Synchronize();
+    const auto begin = Clock::now();
+    Check(machine->api().CopyOnDevice(reinterpret_cast<CuAddress>(to),
+                                      reinterpret_cast<CuAddress>(from), bytes, machine->stream(0)),
+          "cuMemcpyDtoDAsync");
+    machine->Synchronize();
+    seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+  }
+  machine->GiveAllBack();
+  std::sort(seconds.begin(), seconds.end());
+  return seconds[seconds.size() / 2];
+}
+
+// The bars of the project for one GPU; for an emulated one only that they can be measured.
+void Bars(const std::string& driver, int64_t count, int repetitions) {
+  Machine machine(driver, ServiceOptions());
+  const double small = SecondsOfOne(&machine, 2, repetitions);
+  const double large = SecondsOfOne(&machine, count, 5);
+  const auto bytes = static_cast<size_t>(count) * sizeof(float);
+  // Two ranks read and write as much as two copies do.
+  const double share = 2 * SecondsOfACopy(&machine, bytes) / large;
+  const bool fast = small < 6e-6, wide = share >= 0.8;
+  std::printf(
+      "{\"device\": \"%s\", \"all_reduce_8_bytes_us\": %.2f, \"all_reduce_bytes\": %zu, "
+      "\"all_reduce_us\": %.1f, \"share_of_copy_bandwidth\": %.3f}\n",
+      machine.name(), 1e6 * small, bytes, 1e6 * large, share);
+  if (driver.empty() && (!fast || !wide)) {
+    Fail(std::string("missed:") + (fast ? "" : " under 6 us for 8 bytes") +
+         (wide ? "" : " 80 % of the copy bandwidth"));
+  }
 }
 
 // Times, for people; only values can fail.
@@ -340,6 +495,12 @@ int Run(const std::string& part, const std::string& driver) {
     Disorder(driver, 4);
   } else if (part == "quit") {
     Quit(driver);
+  } else if (part == "hog") {
+    Hog(driver);
+  } else if (part == "bars") {
+    Bars(driver, 16'777'216, 200);
+  } else if (part == "bars-small") {
+    Bars(driver, 4096, 20);
   } else if (part == "speed") {
     Speed(driver, {2, 1024, 262'144, 4'194'304});
   } else if (part == "speed-small") {

@@ -183,10 +183,10 @@ def test_keys_that_differ_along_a_reduced_vmap_axis():
         spmd(f)(X)
 
 
-@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+@pytest.mark.parametrize("platform", ["rocm", "tpu"])
 def test_other_platforms(platform):
     traced = spmd(lambda x: all_reduce(x, "i")).trace(X)
-    with pytest.raises(NotImplementedError, match=f"CPU devices only so far, not on {platform}"):
+    with pytest.raises(NotImplementedError, match=f"CPUs and CUDA GPUs, not on {platform}"):
         traced.lower(lowering_platforms=(platform,))
 
 
@@ -214,10 +214,12 @@ def test_settings_are_read():
             "JAX_DFCCL_WORKERS": "3",
             "JAX_DFCCL_PLAN": "ring",
             "JAX_DFCCL_TUNING": "off",
+            "JAX_DFCCL_GPU_BLOCKS": "4",
+            "JAX_DFCCL_GPU_MEMORY": "512",
             "UNRELATED": "x",
         }
     )
-    assert config == Config(2.5, 1.0, 0.0, 3, "ring", "off")
+    assert config == Config(2.5, 1.0, 0.0, 3, "ring", "off", 4, 512 << 20)
 
 
 @pytest.mark.parametrize(
@@ -234,6 +236,8 @@ def test_settings_are_read():
         ("JAX_DFCCL_WORKERS", "two"),
         ("JAX_DFCCL_WORKERS", "-1"),
         ("JAX_DFCCL_WORKERS", "1.5"),
+        ("JAX_DFCCL_GPU_BLOCKS", "0"),
+        ("JAX_DFCCL_GPU_MEMORY", "1"),
     ],
 )
 def test_bad_settings(variable, value):

@@ -48,6 +48,7 @@ def attributes(**changed: Any) -> dict[str, Any]:
         "timeout_us": 20_000_000,
         "program": 4711,
         "site": next(_sites),
+        "as_device": -1,
         **changed,
     }
     return {

@@ -680,7 +680,7 @@ compiler.compile_or_get_cached = compiler.compile_or_get_cached.__wrapped__
 events = []
 for _ in range(2):
     _passes.install(str, lambda site: events.append(site.site),
-                    lambda groups: events.append(sorted(groups)))
+                    lambda groups, _: events.append(sorted(groups)))
 
 nested = jax.jit(lambda x: x + 1)
 p = Primitive("p")
