@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a network on the digits images as a pipeline of one-device programs that differ by stage.
+
+`pipeline.py --schedule 1f1b`: a Python thread for each stage dispatches its tasks in the order of a
+schedule (schedules.py); activations and slopes go from stage to stage by groups of two, matched by
+microbatch. It compares the losses with those of one device. With `--pace` each task also sleeps for
+its time, so that the bubble can be measured on a machine with fewer cores than stages.
+"""
+
+import argparse
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from schedules import SCHEDULES, UNITS, Task, simulate
+from sklearn.datasets import load_digits
+
+import jax_dfccl
+
+WIDTH = 64  # pixels of an image, and what goes from part to part
+ROWS = 32  # images of a microbatch
+RATE = 0.5
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b")
+parser.add_argument("--stages", type=int, default=4)
+parser.add_argument("--microbatches", type=int, default=8)
+parser.add_argument("--steps", type=int, default=10)
+parser.add_argument("--pace", type=float, default=0.0, help="seconds of a forward task")
+options = parser.parse_args()
+if options.stages < 2:
+    parser.error("a pipeline has at least 2 stages")
+
+jax.config.update("jax_num_cpu_devices", options.stages)
+devices = jax.devices()[: options.stages]
+schedule = SCHEDULES[options.schedule](options.stages, options.microbatches)
+parts = 1 + max(task.part for tasks in schedule for task in tasks)
+chunks = parts // options.stages
+
+
+def device_of(part):
+    return devices[part % options.stages]
+
+
+# The sender is member 0.
+to_next = [
+    jax_dfccl.Group([device_of(p), device_of(p + 1)], name=f"activations of {p}")
+    for p in range(parts - 1)
+]
+to_previous = [
+    jax_dfccl.Group([device_of(p + 1), device_of(p)], name=f"slopes of {p + 1}")
+    for p in range(parts - 1)
+]
+sleeps, sleeps_lock = [], threading.Lock()
+
+
+def send(x, group, key):
+    """Waits for nobody: the next stage may be waiting for this one to go on."""
+    return jax_dfccl.start(jax_dfccl.broadcast, x, group, root=0, key=key)
+
+
+def receive(group, key):
+    return jax_dfccl.broadcast(jnp.zeros((ROWS, WIDTH)), group, root=0, key=key)
+
+
+def pause(kind, x):
+    begin = time.monotonic()
+    time.sleep(options.pace * UNITS[kind] / chunks)
+    with sleeps_lock:
+        sleeps.append((begin, time.monotonic()))
+    return x
+
+
+def paced(kind, x):
+    """x, after the time that the task takes."""
+    if options.pace == 0:
+        return x
+    return jax.pure_callback(partial(pause, kind), jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+def block(weights, x):
+    inner, outer = weights
+    return x + jnp.tanh(x @ inner) @ outer
+
+
+def loss_of(y, labels):
+    """The mean over all images of the batch: of this microbatch, its share."""
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(y[:, :10]), labels[:, None], 1)
+    return -chosen.mean() / options.microbatches
+
+
+def forward(part, weights, x, key):
+    """Gives the operand and the result, for the backward task, and what was sent."""
+    if part > 0:
+        x = receive(to_next[part - 1], key)
+    y = paced("forward", block(weights, x))
+    return x, y, send(y, to_next[part], key) if part < parts - 1 else None
+
+
+def slope_of_result(part, y, sent, labels, key):
+    if part < parts - 1:
+        jax_dfccl.wait(sent)
+        return receive(to_previous[part], key)
+    return jax.grad(loss_of)(y, labels)
+
+
+def backward(part, weights, total, x, y, sent, labels, key):
+    slope = slope_of_result(part, y, sent, labels, key)
+    by_weights, by_x = jax.vjp(block, weights, x)[1](slope)
+    by_x = paced("backward", by_x)
+    sent = send(by_x, to_previous[part - 1], key) if part > 0 else None
+    return jax.tree.map(jnp.add, total, by_weights), sent
+
+
+def for_input(part, weights, x, y, sent, labels, key):
+    """The first half of `backward`; gives the slope of the result, which the second needs, too."""
+    slope = slope_of_result(part, y, sent, labels, key)
+    (by_x,) = jax.vjp(partial(block, weights), x)[1](slope)
+    by_x = paced("input", by_x)
+    return slope, send(by_x, to_previous[part - 1], key) if part > 0 else None
+
+
+def for_weights(weights, total, x, slope):
+    (by_weights,) = jax.vjp(lambda w: block(w, x), weights)[1](paced("weights", slope))
+    return jax.tree.map(jnp.add, total, by_weights)
+
+
+programs = [
+    {
+        "forward": jax.jit(partial(forward, part)),
+        "backward": jax.jit(partial(backward, part)),
+        "input": jax.jit(partial(for_input, part)),
+        "weights": jax.jit(for_weights),
+    }
+    for part in range(parts)
+]
+loss_here = jax.jit(loss_of)
+
+
+@jax.jit
+def update(weights, total, sent):
+    jax_dfccl.wait_all(sent)
+    return jax.tree.map(lambda w, slope: w - RATE * slope, weights, total)
+
+
+def step(weights, images, labels, number):
+    """One step of all stages: weights and images are on the devices of their parts."""
+    totals = [jax.tree.map(jnp.zeros_like, w) for w in weights]
+    kept, slopes, losses = {}, {}, []
+    sent = [[] for _ in range(parts)]
+
+    def dispatch(task: Task):
+        kind, microbatch, part = task
+        program, place = partial(programs[part][kind], weights[part]), (microbatch, part)
+        key = np.int32(number * options.microbatches + microbatch)
+        given = labels[microbatch] if part == parts - 1 else None
+        if kind == "forward":
+            kept[place] = program(images[microbatch] if part == 0 else None, key)
+            if part == parts - 1:
+                losses.append(loss_here(kept[place][1], given))
+        elif kind == "backward":
+            totals[part], handle = program(totals[part], *kept.pop(place), given, key)
+            sent[part] += [handle] if part > 0 else []
+        elif kind == "input":
+            slopes[place], handle = program(*kept[place], given, key)
+            sent[part] += [handle] if part > 0 else []
+        else:
+            totals[part] = program(totals[part], kept.pop(place)[0], slopes.pop(place))
+
+    # XLA runs programs with callbacks inside of the dispatch: each stage has a thread.
+    with ThreadPoolExecutor(options.stages) as threads:
+        list(threads.map(lambda tasks: list(map(dispatch, tasks)), schedule))
+    return list(map(update, weights, totals, sent)), float(sum(losses))
+
+
+def reference_step(weights, images, labels):
+    """The same on one device."""
+
+    def loss(weights):
+        total = jnp.float32(0)
+        for x, y in zip(images, labels, strict=True):
+            for w in weights:
+                x = block(w, x)
+            total += loss_of(x, y)
+        return total
+
+    value, slopes = jax.value_and_grad(loss)(weights)
+    return update(weights, slopes, []), value
+
+
+def main():
+    random = np.random.default_rng(0)
+    shape = (parts, 2, WIDTH, WIDTH)
+    first = [tuple(w) for w in (0.05 * random.standard_normal(shape)).astype(np.float32)]
+    data = load_digits()
+    pixels = (data.data / 16).astype(np.float32)
+    rows = options.microbatches * ROWS
+
+    units, bubble = simulate(schedule)
+    print(f"{options.schedule}: {options.stages} stages, {parts} parts, on paper {units:g} units")
+    weights = [jax.device_put(w, device_of(part)) for part, w in enumerate(first)]
+    right = jax.device_put(first, devices[0])
+    measured = []
+    for number in range(options.steps):
+        chosen = np.arange(number * rows, (number + 1) * rows) % len(pixels)
+        images = np.split(pixels[chosen], options.microbatches)
+        labels = np.split(data.target[chosen].astype(np.int32), options.microbatches)
+        sleeps.clear()
+        weights, loss = step(
+            weights,
+            jax.device_put(images, device_of(0)),
+            jax.device_put(labels, device_of(parts - 1)),
+            number,
+        )
+        jax.block_until_ready(weights)
+        right, expected = jax.jit(reference_step)(right, images, labels)
+        print(f"step {number}: loss {loss:.6f}, of one device {expected:.6f}", flush=True)
+        assert abs(loss - expected) < 1e-4, "the losses differ"
+        if sleeps and number > 0:  # in the first one programs are compiled
+            wall = max(end for _, end in sleeps) - min(begin for begin, _ in sleeps)
+            busy = sum(end - begin for begin, end in sleeps)
+            measured.append(1 - busy / (options.stages * wall))
+    for here, there in zip(jax.tree.leaves(weights), jax.tree.leaves(right), strict=True):
+        np.testing.assert_allclose(here, there, rtol=1e-4, atol=1e-5)
+    if measured:
+        print(f"bubble {np.median(measured):.3f} measured, {bubble:.3f} in theory")
+    print("weights are those of one device")
+
+
+main()
