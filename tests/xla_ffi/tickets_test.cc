@@ -84,6 +84,27 @@ TEST(TicketTableTest, ReapsWhatIsManyLaunchesOld) {
   EXPECT_LT(*reaped.marks.rbegin(), kLaunches - 64);  // the last launches are never touched
 }
 
+TEST(TicketTableTest, NeverReapsWhatAHandleKeeps) {
+  Reaped reaped;
+  TicketTable table(reaped.Reaper());
+  std::vector<uint64_t> tickets;
+  for (int launch = 0; launch < 1000; ++launch) {
+    StartedOperation started = Started(0, launch, launch);
+    started.kept = true;
+    tickets.push_back(table.Put(started));
+  }
+  EXPECT_TRUE(reaped.marks.empty());
+  StartedOperation taken;
+  for (int launch = 0; launch < 1000; ++launch) {
+    int64_t mark = -1;
+    const auto look = [&](const StartedOperation& started) { mark = started.source_bytes; };
+    EXPECT_TRUE(table.Look(tickets[launch], look));
+    EXPECT_EQ(mark, launch);
+    EXPECT_TRUE(table.Take(tickets[launch], &taken));  // it was still there
+    EXPECT_FALSE(table.Look(tickets[launch], look));
+  }
+}
+
 TEST(TicketTableTest, HoldsAHundredThousandOfOneLaunch) {
   Reaped reaped;
   TicketTable table(reaped.Reaper());
