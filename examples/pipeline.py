@@ -109,18 +109,16 @@ def slope_of_result(part, y, sent, labels, key):
 
 
 def backward(part, weights, total, x, y, sent, labels, key):
-    slope = slope_of_result(part, y, sent, labels, key)
+    slope = paced("backward", slope_of_result(part, y, sent, labels, key))
     by_weights, by_x = jax.vjp(block, weights, x)[1](slope)
-    by_x = paced("backward", by_x)
     sent = send(by_x, to_previous[part - 1], key) if part > 0 else None
     return jax.tree.map(jnp.add, total, by_weights), sent
 
 
 def for_input(part, weights, x, y, sent, labels, key):
     """The first half of `backward`; gives the slope of the result, which the second needs, too."""
-    slope = slope_of_result(part, y, sent, labels, key)
+    slope = paced("input", slope_of_result(part, y, sent, labels, key))
     (by_x,) = jax.vjp(partial(block, weights), x)[1](slope)
-    by_x = paced("input", by_x)
     return slope, send(by_x, to_previous[part - 1], key) if part > 0 else None
 
 

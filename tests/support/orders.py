@@ -35,3 +35,34 @@ def value(name: str, place: int, launch: int) -> float:
 def total(name: str, launch: int) -> float:
     """The sum of that over all members."""
     return sum(value(name, place, launch) for place in MEMBERS[name])
+
+
+def spread(devices: list[jax.Device]) -> list[jax.Device]:
+    """Four of them: the first of each process, or of few processes more."""
+    each = max(1, 4 // jax.process_count())
+    return [device for device in devices if device.id % 2048 < each][:4]
+
+
+def through_handles(devices: list[jax.Device]) -> Iterator[tuple[object, jax.Array, float]]:
+    """Each device starts its collectives in an order of its own and waits in the opposite one.
+
+    Yields what it is, what came and what is right, for the devices of this process.
+    """
+    begin = {
+        name: jax.jit(
+            lambda x, key, group=group: jax_dfccl.start(jax_dfccl.all_reduce, x, group, key=key)
+        )
+        for name, group in groups(devices).items()
+    }
+    wait = jax.jit(jax_dfccl.wait)
+    for launch, order in enumerate(orders()):
+        handles = {}
+        for step in range(3):
+            for place, names in enumerate(order):
+                if devices[place] in jax.local_devices() and step < len(names):
+                    name = names[step]
+                    x = jax.device_put(value(name, place, launch), devices[place])
+                    handles[name, place] = begin[name](x, launch)
+        got = {key: wait(handles[key]) for key in reversed(handles)}
+        for (name, place), y in got.items():
+            yield (launch, name, place), y, total(name, launch)
