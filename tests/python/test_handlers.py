@@ -76,11 +76,25 @@ def done(ticket: Any, x: Any, *tickets: Any, **changed: Any) -> Any:
     return call(ticket, x, *tickets, **attributes(**changed))
 
 
+opened_before = 0
+
+
+@pytest.fixture(autouse=True)
+def _count_what_is_open() -> None:
+    """Earlier tests of the process may have dropped handles, which stay for a while."""
+    global opened_before
+    opened_before = _core.report()["open_tickets"]
+
+
+def opened() -> int:
+    return _core.report()["open_tickets"] - opened_before
+
+
 def fails(match: str, f: Any, x: np.ndarray = X) -> None:
     """`f` fails with a message that matches, leaves nothing open, and spoils nothing."""
     with pytest.raises(jax.errors.JaxRuntimeError, match=match):
         spmd(f)(x).block_until_ready()
-    assert _core.report()["open_tickets"] == 0
+    assert opened() <= 0
     np.testing.assert_array_equal(spmd(single)(X), SUM)
 
 
@@ -91,7 +105,7 @@ def test_single_and_pair_give_the_same():
         for seed in range(3):
             x = data((N, 3), seed=seed)
             np.testing.assert_array_equal(pair(x), spmd(single)(x))
-    assert _core.report()["open_tickets"] == 0
+    assert opened() <= 0
 
 
 def test_groups_are_positions_in_the_mesh():
@@ -375,4 +389,4 @@ def test_starts_without_done_do_not_pile_up():
     for _ in range(600):
         f(X).block_until_ready()
     # Each device keeps what its last launches may still ask for, and a table's slack.
-    assert 0 < _core.report()["open_tickets"] <= N * 300
+    assert 0 < opened() <= N * 300
