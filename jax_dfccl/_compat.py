@@ -44,8 +44,14 @@ def user_source(traceback: Any) -> str:
 
 def equations_below(jaxpr: Any) -> Iterator[Any]:
     """The equations of a jaxpr and of those in it."""
-    yield from jaxpr.eqns
-    for inner in core.subjaxprs(jaxpr):
+    for equation in jaxpr.eqns:
+        yield equation
+        yield from equations_inside(equation)
+
+
+def equations_inside(equation: Any) -> Iterator[Any]:
+    """The equations of the jaxprs that an equation holds."""
+    for inner in core.jaxprs_in_params(equation.params):
         yield from equations_below(inner)
 
 

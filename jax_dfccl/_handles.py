@@ -168,8 +168,7 @@ def wait(handle: Handle) -> Any:
         jax.errors.JaxRuntimeError: at run time, as the function raises it, and if the handle has
             been waited for or dropped, or is not of this device.
     """
-    if not isinstance(handle, Handle):
-        raise TypeError(f"wait: {handle!r} is no Handle; jax_dfccl.start makes them")
+    _check_handle("wait", handle)
     rest = handle._rest
     environment = Environment(zip(rest.kept, (array[0] for array in handle._kept), strict=True))
     environment.update(rest.flat.constants)
@@ -302,9 +301,13 @@ def cancel(handle: Handle) -> bool:
     return cancelled
 
 
-def _concrete(function: str, handle: Any) -> tuple[Any, ...]:
+def _check_handle(function: str, handle: Any) -> None:
     if not isinstance(handle, Handle):
         raise TypeError(f"{function}: {handle!r} is no Handle; jax_dfccl.start makes them")
+
+
+def _concrete(function: str, handle: Any) -> tuple[Any, ...]:
+    _check_handle(function, handle)
     if not all(_is_concrete(ticket) for ticket in handle._tickets):
         raise TypeError(f"{function}: the handle is traced; call this outside of jitted code")
     return handle._tickets

@@ -167,8 +167,12 @@ def rank(axes: tuple[Any, ...], groups: Groups | None) -> Any:
     return index if groups is None else jnp.asarray(positions_in_groups(groups)[0])[index]
 
 
+def _effects(axes: tuple[Any, ...]) -> set[Any]:
+    return {_compat.NamedAxisEffect(axis) for axis in axes if not isinstance(axis, Group)}
+
+
 def _type(kind: Kind, x: Any, *rest: Any, axes: Any, groups: Any, **_: Any) -> Any:
-    effects = {_compat.NamedAxisEffect(axis) for axis in axes if not isinstance(axis, Group)}
+    effects = _effects(axes)
     for array in (x, *rest[: array_count(kind.name) - 1]):
         _check_reduced(kind, array, axes)
     if kind.name == RAGGED:
@@ -192,8 +196,7 @@ def _wait_type(ticket: Any, *, kind: str, shape: Any, dtype: Any, axes: Any, **p
     if kind == "all_reduce" and params["groups"] is None:
         vma = ticket.manual_axis_type
         ticket = ticket.update(manual_axis_type=vma.update(varying=vma.varying - set(axes)))
-    effects = {_compat.NamedAxisEffect(axis) for axis in axes if not isinstance(axis, Group)}
-    return ticket.update(shape=shape, dtype=dtype), effects
+    return ticket.update(shape=shape, dtype=dtype), _effects(axes)
 
 
 def _check_reduced(kind: Kind, x: Any, axes: Any) -> None:

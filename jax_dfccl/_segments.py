@@ -119,8 +119,7 @@ class Flattening:
             self._count += 1
             node.results[0].needs |= 1 << node.number
             return list(node.results)
-        inner = list(_jaxprs_in(equation.params.values()))
-        if not any(holds_collectives(jaxpr) for jaxpr in inner):
+        if not any(inner.primitive in _KIND_OF for inner in _compat.equations_inside(equation)):
             return list(self._append(equation, operands).results)
         if name in _INLINED:
             jaxpr, constants = _opened(equation.params[_INLINED[name]])
@@ -157,24 +156,6 @@ def union(values: Iterable[Any]) -> int:
         if isinstance(value, Value):
             needs |= value.needs
     return needs
-
-
-def holds_collectives(jaxpr: Any) -> bool:
-    """Whether there are collectives in a jaxpr or below it."""
-    jaxpr = _opened(jaxpr)[0]
-    return any(
-        equation.primitive in _KIND_OF
-        or any(holds_collectives(inner) for inner in _jaxprs_in(equation.params.values()))
-        for equation in jaxpr.eqns
-    )
-
-
-def _jaxprs_in(parameters: Iterable[Any]) -> Iterable[Any]:
-    for parameter in parameters:
-        if isinstance(parameter, (core.Jaxpr, core.ClosedJaxpr)):
-            yield parameter
-        elif isinstance(parameter, (tuple, list)):
-            yield from _jaxprs_in(parameter)
 
 
 def _opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
