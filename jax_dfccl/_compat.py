@@ -51,8 +51,13 @@ def equations_below(jaxpr: Any) -> Iterator[Any]:
 
 def equations_inside(equation: Any) -> Iterator[Any]:
     """The equations of the jaxprs that an equation holds."""
-    for inner in core.jaxprs_in_params(equation.params):
+    for inner in jaxprs_inside(equation):
         yield from equations_below(inner)
+
+
+def jaxprs_inside(equation: Any) -> Iterator[Any]:
+    """The jaxprs that an equation holds."""
+    return core.jaxprs_in_params(equation.params)
 
 
 def source_of(equation: Any) -> Any:

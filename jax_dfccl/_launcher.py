@@ -5,6 +5,9 @@ A traced program is cut at its collectives into *segments*: a segment is all tha
 collectives (`_segments`). It is a program of its own, which starts the collectives whose operands
 it computes, with a tag, and takes the results of those that have finished. The runtime announces
 the ends of tagged collectives; a segment is dispatched when all that it needs is there.
+
+A collective all of whose members are devices of one process that run the same program needs no
+other program, and is not cut at unless that is asked for.
 """
 
 import atexit
@@ -27,6 +30,8 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from jax_dfccl import _compat, _core, _handles
+from jax_dfccl._groups import replica_groups
+from jax_dfccl._primitive import explicit
 from jax_dfccl._segments import Environment, Flat, Flattening, Node, Value, flatten
 
 # Launches of one program are numbered modulo this, so that names and keys stay few.
@@ -83,15 +88,23 @@ class _Segment:
         return [node for node in self.nodes if node.is_collective]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    """Of `dispatch`."""
+
+    priority: int = 0
+    cut_local: bool = False
+
+
 class _Program:
     """A function, traced for some types of arguments and cut."""
 
-    def __init__(self, function: Callable[..., Any], arguments: Any, priority: int) -> None:
+    def __init__(self, function: Callable[..., Any], arguments: Any, options: _Options) -> None:
         self.name = getattr(function, "__name__", "function")
-        self.priority = priority
+        self.options = options
         self._left: dict[Value, tuple[Any, Any, _Manual]] = {}
         closed, self.shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-        self.flat: Flat = flatten(f"dispatch({self.name})", closed, self._enter)
+        self.flat: Flat = flatten(f"dispatch({self.name})", closed, self._enter, self._keep)
         self.donated = _donated(closed)
         self._refuse_native(closed.jaxpr)
         self.identity = self._identify(closed)
@@ -126,6 +139,17 @@ class _Program:
             self._left[outside[-1]] = (result, spec, manual)
         return outside
 
+    def _keep(self, equation: Any, mesh: Any) -> bool:
+        """Whether a collective needs no other program, wherever this one runs."""
+        axes, groups = equation.params["axes"], equation.params["groups"]
+        if self.options.cut_local or mesh is None or explicit(axes):
+            return False
+        devices = mesh.devices.flat
+        return all(
+            len({devices[position].process_index for position in group}) == 1
+            for group in replica_groups(mesh.shape, axes, groups)
+        )
+
     def _refuse_native(self, jaxpr: Any) -> None:
         for equation in _compat.equations_below(jaxpr):
             if equation.primitive.name in _NATIVE:
@@ -138,7 +162,7 @@ class _Program:
 
     def _identify(self, closed: Any) -> str:
         """Equal in all processes that run this program, and different for others."""
-        text = [self.name, re.sub(r" at 0x[0-9a-f]+", "", str(closed)), str(self.priority)]
+        text = [self.name, re.sub(r" at 0x[0-9a-f]+", "", str(closed)), str(self.options)]
         for manual in {node.where: None for node in self.flat.nodes if node.where is not None}:
             text.append(str([device.id for device in manual.mesh.devices.flat]))
         return hashlib.blake2b("\n".join(text).encode(), digest_size=12).hexdigest()
@@ -307,8 +331,8 @@ class _Program:
         changed: dict[str, Any] = {}
         if not params["name"]:
             changed.update(name=f"launch {self.identity}/{node.number}", key=launch)
-        if self.priority:
-            changed["priority"] = self.priority
+        if self.options.priority:
+            changed["priority"] = self.options.priority
         return changed
 
 
@@ -504,18 +528,25 @@ class Launcher:
             thread.start()
         atexit.register(self._stop)
 
-    def submit(self, function: Callable[..., Any], *arguments: Any, priority: int = 0) -> Future:
+    def submit(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        priority: int = 0,
+        cut_local: bool = False,
+    ) -> Future:
         """Dispatches `function(*arguments)`; never waits for a collective. See `dispatch`."""
+        options = _Options(priority, cut_local)
         leaves, tree = jax.tree.flatten(arguments, is_leaf=_is_future)
         shapes = [leaf.shapes if _is_future(leaf) else _shape_of(leaf) for leaf in leaves]
         typed = tree.unflatten(shapes)
         flat, flat_tree = jax.tree.flatten(typed)
-        key = (flat_tree, tuple((s.shape, s.dtype, s.weak_type) for s in flat), priority)
+        key = (flat_tree, tuple((s.shape, s.dtype, s.weak_type) for s in flat), options)
         with self._lock:
             known = self._programs.setdefault(function, {})
             program = known.get(key)
         if program is None:
-            made = _Program(function, typed, priority)
+            made = _Program(function, typed, options)
             with self._lock:
                 program = known.setdefault(key, made)
         # In a callback this must not wait.
@@ -582,7 +613,7 @@ class Launcher:
     def ready(self, launch: _Launch, segments: Iterable[_Segment]) -> None:
         """Queues segments that have all they need."""
         for segment in segments:
-            order = (-launch.program.priority, next(self._order))
+            order = (-launch.program.options.priority, next(self._order))
             self._queue.put((*order, launch, segment))
 
     def ended(self, launch: _Launch) -> None:
@@ -662,7 +693,9 @@ def launcher() -> Launcher:
         return _launcher
 
 
-def dispatch(function: Callable[..., Any], *, priority: int = 0) -> Callable[..., Future]:
+def dispatch(
+    function: Callable[..., Any], *, priority: int = 0, cut_local: bool = False
+) -> Callable[..., Future]:
     """Makes a function's calls run by the launcher, which lets nothing wait on a device.
 
     >>> import jax, numpy as np, jax_dfccl
@@ -681,9 +714,11 @@ def dispatch(function: Callable[..., Any], *, priority: int = 0) -> Callable[...
 
     Args:
         function: takes and returns pytrees of arrays, jitted or not: with plain collectives under
-            `jax.shard_map` over all axes of its mesh, or on one device over a `Group`. None may
-            stand in a loop or a branch, and none may be of `jax.lax`.
+            `jax.shard_map` over all axes of its mesh, or on one device over a `Group`. None
+            that it is cut at may stand in a loop or a branch, and none may be of `jax.lax`.
         priority: segments and collectives of functions with a larger one go first.
+        cut_local: whether to cut also at collectives over axes whose members are all in one
+            process. These wait for no other program; cut, they let others run meanwhile.
 
     Returns:
         A function of the same arguments, each of which may also be a `Future` of another
@@ -697,6 +732,6 @@ def dispatch(function: Callable[..., Any], *, priority: int = 0) -> Callable[...
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Future:
-        return launcher().submit(function, *arguments, priority=priority)
+        return launcher().submit(function, *arguments, priority=priority, cut_local=cut_local)
 
     return call

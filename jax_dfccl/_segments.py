@@ -79,11 +79,18 @@ class Flattening:
         function: what messages name.
         enter: is given an equation that holds collectives and cannot be inlined, its operands, and
             this; returns the equation's results, or None to have it refused.
+        keep: whether the equation of a collective, under a mesh or None, is one like any other.
     """
 
-    def __init__(self, function: str, enter: Callable[..., list[Any] | None] | None = None) -> None:
+    def __init__(
+        self,
+        function: str,
+        enter: Callable[..., list[Any] | None] | None = None,
+        keep: Callable[[Any, Any], bool] = lambda equation, mesh: False,
+    ) -> None:
         self._function = function
         self._enter = enter
+        self._keep = keep
         self.nodes: list[Node] = []
         self.constants: list[tuple[Value, Any]] = []
         self.where: Any = None
@@ -113,13 +120,14 @@ class Flattening:
 
     def _add(self, equation: Any, operands: list[Any]) -> list[Any]:
         name = equation.primitive.name
-        if equation.primitive in _KIND_OF:
+        mesh = None if self.where is None else self.where.mesh
+        if self._is_collective(equation, mesh):
             node = self._append(equation, operands)
             node.number = self._count
             self._count += 1
             node.results[0].needs |= 1 << node.number
             return list(node.results)
-        if not any(inner.primitive in _KIND_OF for inner in _compat.equations_inside(equation)):
+        if not self._holds_collectives(equation, mesh):
             return list(self._append(equation, operands).results)
         if name in _INLINED:
             jaxpr, constants = _opened(equation.params[_INLINED[name]])
@@ -133,6 +141,18 @@ class Flattening:
             )
         return results
 
+    def _is_collective(self, equation: Any, mesh: Any) -> bool:
+        return equation.primitive in _KIND_OF and not self._keep(equation, mesh)
+
+    def _holds_collectives(self, equation: Any, mesh: Any) -> bool:
+        if equation.primitive.name == "shard_map":
+            mesh = equation.params["mesh"]
+        return any(
+            self._is_collective(inner, mesh) or self._holds_collectives(inner, mesh)
+            for jaxpr in _compat.jaxprs_inside(equation)
+            for inner in jaxpr.eqns
+        )
+
     def _append(self, equation: Any, operands: list[Any]) -> Node:
         needs = union(operands)
         results = [Value(variable.aval, needs) for variable in equation.outvars]
@@ -141,9 +161,9 @@ class Flattening:
         return node
 
 
-def flatten(function: str, closed: Any, enter: Any = None) -> Flat:
+def flatten(function: str, closed: Any, *options: Any) -> Flat:
     """Flattens a closed jaxpr (see `Flattening`)."""
-    flattening = Flattening(function, enter)
+    flattening = Flattening(function, *options)
     inputs = [Value(variable.aval) for variable in closed.jaxpr.invars]
     results = flattening.run(closed.jaxpr, closed.consts, inputs)
     return Flat(inputs, flattening.constants, flattening.nodes, results)

@@ -72,7 +72,8 @@ def threads() -> None:
             return y + jax_dfccl.all_gather(jnp.tanh(0 * y) + x, "i").sum(0)
 
         return jax_dfccl.dispatch(
-            jax.shard_map(f, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False)
+            jax.shard_map(f, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False),
+            cut_local=True,
         )
 
     def job(k):

@@ -38,8 +38,13 @@ def mapped(f, mesh=None, in_specs=SPLIT, out_specs=SPLIT, **options):
     )
 
 
+def dispatched(f, **options):
+    """Cut at all collectives, also at those that need no other program."""
+    return jax_dfccl.dispatch(f, cut_local=True, **options)
+
+
 def run_all(f, *arguments, **options):
-    return jax_dfccl.dispatch(f, **options)(*arguments).result(LIMIT_S)
+    return dispatched(f, **options)(*arguments).result(LIMIT_S)
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +109,8 @@ def test_gradients():
     np.testing.assert_allclose(run_all(f, w, x), jax.jit(f)(w, x), rtol=1e-5)
 
 
-def test_no_program_stands_in_the_way_of_another():
+@pytest.mark.parametrize("cut_local", [False, True])
+def test_no_program_stands_in_the_way_of_another(cut_local):
     """Programs over halves of the devices that meet: XLA runs one at a time, so without cutting
     the first would wait for ever."""
     group = jax_dfccl.Group(jax.devices(), name="all")
@@ -115,7 +121,7 @@ def test_no_program_stands_in_the_way_of_another():
             y = jax_dfccl.all_reduce(x, group, name=name)
             return y + jax_dfccl.all_reduce(y, "i")
 
-        return jax_dfccl.dispatch(mapped(f, mesh))
+        return jax_dfccl.dispatch(mapped(f, mesh), cut_local=cut_local)
 
     x = data((N, 3), np.int32)
     # In opposite order.
@@ -127,7 +133,7 @@ def test_no_program_stands_in_the_way_of_another():
 
 
 def test_futures_are_arguments():
-    add = jax_dfccl.dispatch(mapped(lambda x: x + jax_dfccl.all_reduce(x, "i")))
+    add = dispatched(mapped(lambda x: x + jax_dfccl.all_reduce(x, "i")))
     x = data((N, 3), np.int32)
     future = add(add(add(x)))
     for _ in range(3):
@@ -261,7 +267,13 @@ def test_a_process_may_leave_what_is_under_way():
 )
 def test_what_is_refused(f, match):
     with pytest.raises(NotImplementedError, match=match):
-        jax_dfccl.dispatch(mapped(f))(data((N, 3)))
+        dispatched(mapped(f))(data((N, 3)))
+
+
+def cut(f, **options):
+    """The program that the launcher makes."""
+    x = jax.ShapeDtypeStruct((N, 3), np.float32)
+    return _launcher._Program(f, (x,), _launcher._Options(**options))
 
 
 def test_each_segment_needs_only_what_it_needs():
@@ -270,8 +282,33 @@ def test_each_segment_needs_only_what_it_needs():
         b = jax_dfccl.all_reduce(2 * x, "i")
         return jnp.sin(a), jax_dfccl.all_reduce(jnp.cos(b), "i")
 
-    program = _launcher._Program(mapped(f), (jax.ShapeDtypeStruct((N, 3), np.float32),), 0)
+    program = cut(mapped(f), cut_local=True)
     assert sorted(segment.needs for segment in program.segments) == [0b0, 0b1, 0b10, 0b110]
+
+
+def test_collectives_that_need_no_other_program_stay_inside():
+    """Those over axes, in one process, also in loops and branches; those over a Group do not."""
+    group = jax_dfccl.Group(jax.devices(), name="all here")
+
+    @jax.jit
+    def f(x):
+        def add(x, _):
+            return x + jax_dfccl.all_reduce(x, "i", op="mean"), None
+
+        x, _ = lax.scan(add, x, None, 2)
+        y = jax_dfccl.all_reduce(x, group)
+        sums = [lambda y, k=k: jax_dfccl.all_reduce(k * y, "i", name="either") for k in (2, 3)]
+        return y + lax.cond(lax.axis_index("i") % 2 == 0, *sums, y)
+
+    program = cut(mapped(f))
+    assert sorted(segment.needs for segment in program.segments) == [0b0, 0b1]
+    assert [node.kind for node in program.flat.collectives] == ["all_reduce"]
+    x = data((N, 3), np.float32)
+    got = jax_dfccl.dispatch(mapped(f))(x).result(LIMIT_S)
+    for _ in range(2):
+        x = x + x.mean(0)
+    total = x.sum(0)
+    np.testing.assert_allclose(got, np.stack([total + 20 * total] * N), rtol=1e-6)
 
 
 @pytest.mark.parametrize("case", ["permutations", "threads", "random"])
