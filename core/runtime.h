@@ -47,6 +47,7 @@ struct Submission {
   // The callback waits for nobody: it may be called on any thread that submits,
   // with that submission unfinished below it.
   bool closed = false;
+  bool linger = true;      // Submit may look for what other processes send, for a while
   int priority = 0;        // larger first
   int64_t timeout_ns = 0;  // 0: the process default
   // For people: where the call is and what it is called. Not part of matching.

@@ -154,10 +154,9 @@ class DriverGpu : public Gpu {
 
   Status Copy(Stream stream, void* to, const void* from, size_t bytes) override {
     const Current current(this);
-    return Check(
-        api_.CopyOnDevice(reinterpret_cast<CuAddress>(to), reinterpret_cast<CuAddress>(from), bytes,
-                          static_cast<CuStream>(stream)),
-        "cuMemcpyDtoDAsync");
+    return Check(api_.Copy(reinterpret_cast<CuAddress>(to), reinterpret_cast<CuAddress>(from),
+                           bytes, static_cast<CuStream>(stream)),
+                 "cuMemcpyAsync");
   }
 
   Status Reach(Gpu* other) override {

@@ -38,7 +38,7 @@ class Gpu {
   virtual Status Launch(const DaemonArguments& arguments) = 0;
 
   // When `stream` comes to it: stores `value` with everything before it done; goes on
-  // once the word has reached `value`; copies device memory.
+  // once the word has reached `value`; copies device memory or mapped memory.
   virtual Status Write(Stream stream, Atomic<uint64_t>* word, uint64_t value) = 0;
   virtual Status Wait(Stream stream, Atomic<uint64_t>* word, uint64_t value) = 0;
   virtual Status Copy(Stream stream, void* to, const void* from, size_t bytes) = 0;

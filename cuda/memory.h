@@ -1,58 +1,65 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device memory of a daemon: taken from the GPU once, handed out in powers of two. Not
-// thread-safe.
+// Memory taken from a GPU once and handed out in powers of two, which are joined again
+// when both halves are free. Not thread-safe.
 #ifndef DFCCL_CUDA_MEMORY_H_
 #define DFCCL_CUDA_MEMORY_H_
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <unordered_map>
-#include <vector>
 
 namespace dfccl {
 namespace gpu {
 
 class MemoryPool {
  public:
-  MemoryPool(void* memory, size_t bytes) : next_(static_cast<char*>(memory)), left_(bytes) {}
-
-  // nullptr: there is not so much left.
-  void* Take(size_t bytes) {
-    const int size_class = ClassOf(bytes);
-    std::vector<void*>& free = free_[size_class];
-    void* memory;
-    if (!free.empty()) {
-      memory = free.back();
-      free.pop_back();
-    } else {
-      const size_t size = size_t{1} << size_class;
-      if (size > left_) return nullptr;
-      memory = next_;
-      next_ += size;
-      left_ -= size;
+  MemoryPool(void* memory, size_t bytes) : memory_(static_cast<char*>(memory)) {
+    size_t offset = 0;
+    for (int c = kClasses - 1; c >= kLeast; --c) {
+      if ((bytes & Size(c)) == 0) continue;
+      free_[c].insert(offset);
+      offset += Size(c);
     }
-    class_of_[memory] = size_class;
-    return memory;
+  }
+
+  // nullptr: there is not so much left in one piece.
+  void* Take(size_t bytes) {
+    int wanted = kLeast;
+    while (wanted < kClasses - 1 && Size(wanted) < bytes) ++wanted;
+    int found = wanted;
+    while (found < kClasses && free_[found].empty()) ++found;
+    if (found == kClasses) return nullptr;
+    const size_t offset = *free_[found].begin();
+    free_[found].erase(free_[found].begin());
+    while (found > wanted) {
+      --found;
+      free_[found].insert(offset + Size(found));
+    }
+    class_of_[offset] = wanted;
+    return memory_ + offset;
   }
 
   void Give(void* memory) {
     if (memory == nullptr) return;
-    free_[class_of_.at(memory)].push_back(memory);
+    size_t offset = static_cast<size_t>(static_cast<char*>(memory) - memory_);
+    const auto taken = class_of_.find(offset);
+    int c = taken->second;
+    class_of_.erase(taken);
+    // Pieces lie at multiples of their size, so the other half differs in one bit.
+    for (; free_[c].erase(offset ^ Size(c)) > 0; ++c) offset &= ~Size(c);
+    free_[c].insert(offset);
   }
 
  private:
   static constexpr int kLeast = 8;  // 256 bytes, which is how XLA aligns buffers
-  static int ClassOf(size_t bytes) {
-    int size_class = kLeast;
-    while ((size_t{1} << size_class) < bytes) ++size_class;
-    return size_class;
-  }
+  static constexpr int kClasses = 63;
+  static constexpr size_t Size(int size_class) { return size_t{1} << size_class; }
 
-  char* next_;
-  size_t left_;
-  std::array<std::vector<void*>, 64> free_;
-  std::unordered_map<void*, int> class_of_;
+  char* const memory_;
+  std::array<std::set<size_t>, kClasses> free_;  // offsets
+  std::unordered_map<size_t, int> class_of_;     // of what is taken
 };
 
 }  // namespace gpu

@@ -80,6 +80,8 @@ std::unique_ptr<Service> Service::Make(std::vector<std::unique_ptr<Gpu>> gpus,
     if (!status->ok()) return nullptr;
     service->gpus_.push_back(std::move(site));
   }
+  *status = service->SetUpRelay();
+  if (!status->ok()) return nullptr;
   service->keeper_ = std::thread([raw = service.get()] { raw->Keep(); });
   return service;
 }
@@ -153,6 +155,29 @@ Status Service::SetUp(Site* site) {
   return Status();
 }
 
+// Now, as page-locking memory may wait for streams, and these for what comes later.
+Status Service::SetUpRelay() {
+  const size_t count = gpus_.size();
+  bool all_reach = true;
+  std::vector<std::vector<bool>> reaches(count, std::vector<bool>(count, true));
+  for (size_t i = 0; i < count; ++i) {
+    for (size_t j = 0; j < count; ++j) {
+      if (i != j) reaches[i][j] = gpus_[i]->gpu->Reach(gpus_[j]->gpu.get()).ok();
+      all_reach = all_reach && reaches[i][j];
+    }
+  }
+  if (!all_reach) reaches_ = std::move(reaches);
+  if (all_reach && !options_.several_processes) return Status();
+  for (auto& site : gpus_) {
+    void* memory;
+    const Status status = site->gpu->AllocateMapped(options_.host_memory_bytes, &memory);
+    if (!status.ok()) return status;
+    site->host_memory = std::make_unique<MemoryPool>(memory, options_.host_memory_bytes);
+  }
+  relay_ = std::make_unique<Relay>();
+  return Status();
+}
+
 Service::~Service() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -160,11 +185,16 @@ Service::~Service() {
     changed_.notify_all();
   }
   if (keeper_.joinable()) keeper_.join();
+  const Status why(StatusCode::kAborted, "the runtime has been shut down");
+  if (relay_ != nullptr && !relay_->Stop(why, kShutdownNs)) {
+    // The host's runtime still uses them.
+    static_cast<void>(relay_.release());
+    for (auto& site : gpus_) static_cast<void>(site->gpu.release());
+    return;
+  }
   std::unique_lock<std::mutex> lock(mutex_);
   for (auto& [key, instance] : instances_) {
-    if (instance->status.ok()) {
-      Fail(instance.get(), Status(StatusCode::kAborted, "the runtime has been shut down"));
-    }
+    if (instance->status.ok()) Fail(instance.get(), why);
   }
   const auto pause = [&] {
     lock.unlock();
@@ -174,8 +204,8 @@ Service::~Service() {
   // What is not ready never will be.
   const int64_t end_ns = NowNs() + kShutdownNs;
   const auto is_ready = [](const HostOperation& operation) {
-    return operation.state == State::kRunning &&
-           static_cast<int64_t>(operation.words->ready.LoadRelaxed() - operation.sequence) >= 0;
+    return operation.state == State::kRunning && !operation.relayed &&
+           Reached(operation.words->ready, operation.sequence);
   };
   while (NowNs() < end_ns && std::any_of(operations_.begin(), operations_.end(), is_ready)) {
     Drain();
@@ -190,7 +220,12 @@ Service::~Service() {
     };
     while (!parked() && NowNs() < end_ns + kShutdownNs) pause();
     // Its memory must outlive it.
-    if (!parked()) site->gpu.release();
+    if (!parked()) static_cast<void>(site->gpu.release());
+  }
+  // Streams that come there later go on, too.
+  for (HostOperation& operation : operations_) {
+    if (operation.state != State::kRunning || gpus_[operation.site]->gpu == nullptr) continue;
+    operation.words->done.StoreRelease(operation.sequence);
   }
 }
 
@@ -208,57 +243,37 @@ Status Service::Enter(int gpu, Stream stream, const Submission& submission,
   Rank rank;
   if (Status status = FindRank(submission.device, gpu, &rank); !status.ok()) return status;
   Site* site = gpus_[gpu].get();
-  if (!site->broken.ok()) return site->broken;
   const Signature& signature = submission.signature;
   const Group& group = *submission.group;
-  if (group.placement != nullptr) {
-    return Refused(submission, "groups over several processes are for CPU devices only so far");
-  }
   if ((signature.kind == Kind::kRaggedAllToAll) != (ragged != nullptr)) {
     return Refused(submission, "index arrays are for ragged exchanges, and for these only");
   }
+  if (GoesThroughHost(group)) return EnterRelay(gpu, stream, submission, ragged, ticket, lock);
+  if (!site->broken.ok()) return site->broken;
   const Plan* plan;
   const DevicePlan* device_plan;
   if (Status status = FindPlan(submission, site, &plan, &device_plan); !status.ok()) return status;
 
-  HostOperation operation;
+  HostOperation operation = MakeOperation(gpu, submission, ragged);
   const int64_t size = DTypeSize(signature.dtype);
-  const int64_t block_bytes = signature.count * size;
-  operation.source_bytes =
-      block_bytes *
-      (ragged != nullptr ? ragged->source_rows : SourceBlocks(signature.kind, group.size()));
-  operation.result_bytes =
-      block_bytes *
-      (ragged != nullptr ? ragged->result_rows : ResultBlocks(signature.kind, group.size()));
   const int64_t bytes = std::max(operation.source_bytes, operation.result_bytes);
   const auto lanes = static_cast<uint32_t>(
       ragged != nullptr ? 1 : std::clamp<int64_t>(bytes / options_.lane_bytes, 1, options_.blocks));
   if (Status status = WaitForRoom(site, rank, lanes, lock); !status.ok()) return status;
   Instance* instance;
-  if (Status status = Find(submission, gpu, &instance); !status.ok()) return status;
+  if (Status status = Find(submission, &instance); !status.ok()) return status;
   if (Status status = Stage(submission, *plan, site, &operation); !status.ok()) return status;
   if (instance == nullptr) {
     if (Status status = Join(submission, gpu, *plan, lanes, &instance); !status.ok()) {
-      operation.site = gpu;
       GiveBack(&operation);
       return status;
     }
   }
 
-  operation.state = State::kRunning;
-  operation.site = gpu;
-  operation.device = submission.device;
   operation.words = site->free_words.back();
   site->free_words.pop_back();
-  operation.sequence = ++sequence_;
   operation.instance = instance;
-  operation.member = static_cast<uint16_t>(submission.member);
   operation.lanes_left = instance->lanes;
-  operation.program = submission.program;
-  operation.launch = submission.launch;
-  operation.call_site = submission.site;
-  operation.timeout_ns = submission.timeout_ns > 0 ? submission.timeout_ns : options_.timeout_ns;
-  operation.deadline_ns = NowNs() + operation.timeout_ns;
 
   SubmissionEntry entry = {};
   entry.sequence = operation.sequence;
@@ -317,6 +332,134 @@ Status Service::Enter(int gpu, Stream stream, const Submission& submission,
   if (unfinished_++ == 0) changed_.notify_all();
   LaunchIfParked(site);
   return status;
+}
+
+Service::HostOperation Service::MakeOperation(int gpu, const Submission& submission,
+                                              const RaggedArrays* ragged) {
+  const Signature& signature = submission.signature;
+  const int members = submission.group->size();
+  const int64_t block_bytes = signature.count * DTypeSize(signature.dtype);
+  HostOperation operation;
+  operation.state = State::kRunning;
+  operation.site = gpu;
+  operation.device = submission.device;
+  operation.sequence = ++sequence_;
+  operation.member = static_cast<uint16_t>(submission.member);
+  operation.program = submission.program;
+  operation.launch = submission.launch;
+  operation.call_site = submission.site;
+  operation.source_bytes =
+      block_bytes *
+      (ragged != nullptr ? ragged->source_rows : SourceBlocks(signature.kind, members));
+  operation.result_bytes =
+      block_bytes *
+      (ragged != nullptr ? ragged->result_rows : ResultBlocks(signature.kind, members));
+  operation.timeout_ns = submission.timeout_ns > 0 ? submission.timeout_ns : options_.timeout_ns;
+  operation.deadline_ns = NowNs() + operation.timeout_ns;
+  return operation;
+}
+
+// All its members decide alike.
+bool Service::GoesThroughHost(const Group& group) const {
+  if (group.placement != nullptr) return true;
+  if (reaches_.empty()) return false;
+  std::vector<int> gpus;
+  for (int64_t member : group.members) {
+    const auto known = options_.gpu_of.find(member);
+    if (known == options_.gpu_of.end()) return true;
+    gpus.push_back(known->second);
+  }
+  for (int from : gpus) {
+    for (int to : gpus) {
+      if (!reaches_[from][to]) return true;
+    }
+  }
+  return false;
+}
+
+Status Service::EnterRelay(int gpu, Stream stream, const Submission& submission,
+                           const RaggedArrays* ragged, uint64_t* ticket,
+                           std::unique_lock<std::mutex>& lock) {
+  if (relay_ == nullptr) return Refused(submission, "nobody said that there are other processes");
+  Site* site = gpus_[gpu].get();
+  HostOperation operation = MakeOperation(gpu, submission, ragged);
+  operation.relayed = true;
+  const auto array_bytes = static_cast<int64_t>(
+      ragged == nullptr ? 0 : submission.group->size() * (ragged->wide != 0 ? 8 : 4));
+  Status status = TakeHostMemory(submission, 4 * array_bytes, site, &operation, lock);
+  if (!status.ok()) return status;
+  operation.words = site->free_words.back();
+  site->free_words.pop_back();
+
+  Submission staged = submission;
+  staged.source = operation.staged_source;
+  staged.result = operation.staged_result;
+  staged.stage_source = false;
+  const auto copy = [&](void* to, const void* from, int64_t bytes) {
+    if (!status.ok() || bytes == 0) return;
+    status = site->gpu->Copy(stream, to, from, static_cast<size_t>(bytes));
+  };
+  copy(operation.staged_source, submission.source, operation.source_bytes);
+  RaggedArrays arrays;
+  if (ragged != nullptr) {
+    arrays = *ragged;
+    auto* next = static_cast<char*>(operation.scratch);
+    for (const void** array : {&arrays.input_offsets, &arrays.send_sizes, &arrays.output_offsets,
+                               &arrays.recv_sizes}) {
+      copy(next, *array, array_bytes);
+      *array = next;
+      next += array_bytes;
+    }
+    copy(operation.staged_result, ragged->initial, operation.result_bytes);
+    arrays.initial = operation.staged_result;
+  }
+  if (status.ok()) {
+    status = site->gpu->Write(stream, &operation.words->ready, operation.sequence);
+  }
+
+  const uint32_t index = NewOperation();
+  operation.generation = operations_[index].generation;
+  *ticket = uint64_t{operation.generation} << 32 | (index + 1);
+  relay_->Add(index, operation.words, operation.sequence, staged,
+              ragged != nullptr ? &arrays : nullptr);
+  operations_[index] = std::move(operation);
+  ++site->relayed;
+  ++counters_.submitted;
+  ++counters_.relayed;
+  if (unfinished_++ == 0) changed_.notify_all();
+  return status;
+}
+
+// Words and host memory for source, result and index arrays. Waits for others to give
+// theirs back.
+Status Service::TakeHostMemory(const Submission& submission, int64_t index_bytes, Site* site,
+                               HostOperation* operation, std::unique_lock<std::mutex>& lock) {
+  MemoryPool* memory = site->host_memory.get();
+  const auto size = [](int64_t bytes) { return static_cast<size_t>(std::max<int64_t>(1, bytes)); };
+  const int64_t end_ns = NowNs() + kRoomNs;
+  for (;;) {
+    operation->staged_source = memory->Take(size(operation->source_bytes));
+    operation->staged_result = memory->Take(size(operation->result_bytes));
+    operation->scratch = memory->Take(size(index_bytes));
+    if (!site->free_words.empty() && operation->staged_source != nullptr &&
+        operation->staged_result != nullptr && operation->scratch != nullptr) {
+      return Status();
+    }
+    GiveBack(operation);
+    if (site->relayed == 0 || NowNs() > end_ns) {
+      return Refused(submission, "it goes through the host, and its " +
+                                     std::to_string(operation->source_bytes) + " bytes and " +
+                                     std::to_string(operation->result_bytes) +
+                                     " of its result do not fit into the " +
+                                     std::to_string(options_.host_memory_bytes) +
+                                     " bytes of host memory" +
+                                     (site->relayed == 0 ? "" : " beside what is unfinished"));
+    }
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    lock.lock();
+    Drain();
+  }
 }
 
 Status Service::FindRank(int64_t device, int gpu, Rank* rank) {
@@ -434,7 +577,8 @@ Status Service::Stage(const Submission& submission, const Plan& plan, Site* site
 }
 
 void Service::GiveBack(HostOperation* operation) {
-  MemoryPool* memory = gpus_[operation->site]->memory.get();
+  Site* site = gpus_[operation->site].get();
+  MemoryPool* memory = operation->relayed ? site->host_memory.get() : site->memory.get();
   for (void** held : {&operation->staged_source, &operation->staged_result, &operation->scratch}) {
     memory->Give(*held);
     *held = nullptr;
@@ -442,7 +586,7 @@ void Service::GiveBack(HostOperation* operation) {
 }
 
 // The instance that the submission belongs to, if others have joined it.
-Status Service::Find(const Submission& submission, int site, Instance** instance) {
+Status Service::Find(const Submission& submission, Instance** instance) {
   const Key key = {submission.id, submission.group};
   for (const auto& [ended, status] : ended_badly_) {
     if (ended == key) return status;
@@ -470,14 +614,6 @@ Status Service::Find(const Submission& submission, int site, Instance** instance
                                                    (others.empty() ? " elsewhere" : others));
     Fail(&found, status);
     return status;
-  }
-  if (found.site != site) {
-    for (const auto& [one, other] : {std::pair(site, found.site), std::pair(found.site, site)}) {
-      const Status status = gpus_[one]->gpu->Reach(gpus_[other]->gpu.get());
-      if (status.ok()) continue;
-      Fail(&found, status);
-      return status;
-    }
   }
   return Status();
 }
@@ -557,10 +693,15 @@ void Service::Fail(Instance* instance, const Status& status) {
 
 void Service::Drain() {
   for (auto& site : gpus_) Drain(site.get());
+  if (relay_ != nullptr) {
+    for (Relay::End& end : relay_->TakeEnds()) {
+      operations_[end.operation].status = std::move(end.status);
+      EndOperation(end.operation);
+    }
+  }
   size_t kept = 0;
   for (uint32_t index : releasing_) {
-    const HostOperation& operation = operations_[index];
-    if (static_cast<int64_t>(operation.words->released.LoadAcquire() - operation.sequence) < 0) {
+    if (IsUsedByStream(operations_[index])) {
       releasing_[kept++] = index;
     } else {
       Retire(index);
@@ -612,23 +753,25 @@ void Service::EndOperation(uint32_t index) {
   operation.state = State::kOver;
   operation.instance = nullptr;
   operation.tasks.clear();
-  --site->unfinished;
-  ++site->finished;
+  if (instance != nullptr) {
+    --site->unfinished;
+    ++site->finished;
+  }
   --unfinished_;
   if (operation.status.ok()) {
     ++counters_.completed;
   } else {
     // Why the instance failed may have become known after a lane of it had ended.
-    operation.status = instance->status;
+    if (instance != nullptr) operation.status = instance->status;
     ++counters_.failed;
     if (!operation.reported) {
       errors_.try_emplace(operation.device,
                           Error{operation.status, operation.program, operation.launch});
     }
   }
-  ++instance->finished;
-  if (instance->finished == instance->group->size() ||
-      (!instance->status.ok() && instance->finished == instance->joined)) {
+  if (instance != nullptr &&
+      (++instance->finished == instance->group->size() ||
+       (!instance->status.ok() && instance->finished == instance->joined))) {
     EndInstance(instance);
   }
   if (operation.taken) Retire(index);
@@ -650,17 +793,30 @@ void Service::EndInstance(Instance* instance) {
   instances_.erase(key);
 }
 
+// Acquire: partner is the write of a stream or a block.
+bool Service::Reached(const Atomic<uint64_t>& word, uint64_t sequence) {
+  return static_cast<int64_t>(word.LoadAcquire() - sequence) >= 0;
+}
+
+// Whether a stream has yet to copy to or from memory that the operation holds.
+bool Service::IsUsedByStream(const HostOperation& operation) {
+  const OperationWords& words = *operation.words;
+  return (operation.staged_result != nullptr && !Reached(words.released, operation.sequence)) ||
+         (operation.relayed && !Reached(words.ready, operation.sequence));
+}
+
 // The operation is over, and its ticket used.
 void Service::Retire(uint32_t index) {
   HostOperation& operation = operations_[index];
-  if (operation.staged_result != nullptr &&
-      static_cast<int64_t>(operation.words->released.LoadAcquire() - operation.sequence) < 0) {
+  if (IsUsedByStream(operation)) {
     if (operation.state != State::kReleasing) releasing_.push_back(index);
     operation.state = State::kReleasing;
     return;
   }
   GiveBack(&operation);
-  gpus_[operation.site]->free_words.push_back(operation.words);
+  Site* site = gpus_[operation.site].get();
+  site->free_words.push_back(operation.words);
+  if (operation.relayed) --site->relayed;
   const uint32_t generation = operation.generation + 1;
   operation = HostOperation();
   operation.generation = generation;
@@ -678,7 +834,8 @@ Service::HostOperation* Service::OperationOf(uint64_t ticket) {
 
 void Service::Abandon(int gpu, Stream stream, uint64_t program, uint64_t launch,
                       const Status& status) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<uint64_t> relayed;
+  std::unique_lock<std::mutex> lock(mutex_);
   Drain();
   for (uint32_t index = 0; index < operations_.size(); ++index) {
     HostOperation& operation = operations_[index];
@@ -688,10 +845,12 @@ void Service::Abandon(int gpu, Stream stream, uint64_t program, uint64_t launch,
     }
     operation.reported = true;
     if (operation.taken) continue;
-    if (operation.state == State::kRunning && operation.instance->status.ok()) {
+    if (operation.state == State::kRunning && operation.relayed) {
+      relayed.push_back(operation.sequence);
+    } else if (operation.state == State::kRunning && operation.instance->status.ok()) {
       Fail(operation.instance, status);
     }
-    if (stream != nullptr) {
+    if (stream != nullptr && !operation.relayed) {  // else it uses none of the program's
       // If that fails, the stream is broken.
       static_cast<void>(gpus_[gpu]->gpu->Wait(stream, &operation.words->done, operation.sequence));
     }
@@ -705,6 +864,8 @@ void Service::Abandon(int gpu, Stream stream, uint64_t program, uint64_t launch,
                               error->second.launch == launch;
     error = is_of_launch ? errors_.erase(error) : std::next(error);
   }
+  lock.unlock();
+  for (uint64_t sequence : relayed) relay_->Cancel(sequence, status);
 }
 
 Status Service::PopError(int64_t device) {
@@ -783,7 +944,7 @@ void Service::LaunchIfParked(Site* site) {
 void Service::EndBroken(Site* site) {
   for (uint32_t index = 0; index < operations_.size(); ++index) {
     HostOperation& operation = operations_[index];
-    if (operation.state != State::kRunning || gpus_[operation.site].get() != site) continue;
+    if (operation.instance == nullptr || gpus_[operation.site].get() != site) continue;
     if (operation.instance->status.ok()) operation.instance->status = site->broken;
     operation.instance->dirty = true;
     operation.status = site->broken;
@@ -827,12 +988,11 @@ void Service::KeepAlive(Site* site, int64_t now_ns) {
   }
   bool ready = false;
   for (HostOperation& operation : operations_) {
-    if (operation.state != State::kRunning || operation.seen_ready ||
+    if (operation.instance == nullptr || operation.seen_ready ||
         gpus_[operation.site].get() != site) {
       continue;
     }
-    operation.seen_ready =
-        static_cast<int64_t>(operation.words->ready.LoadRelaxed() - operation.sequence) >= 0;
+    operation.seen_ready = Reached(operation.words->ready, operation.sequence);
     ready |= operation.seen_ready;
   }
   if (ready || now_ns - site->parked_since_ns >= site->pause_ns) LaunchIfParked(site);

@@ -6,8 +6,9 @@
 // it looks every millisecond for what has finished or is late, and launches daemons again
 // that have left while there was something to do.
 //
-// Ranks are devices (Submission::device); several may share a GPU. All members of a group
-// are in this process, on GPUs that reach each other's memory.
+// Ranks are devices (Submission::device); several may share a GPU. Groups with members in
+// other processes, or on GPUs that do not reach each other's memory, go through the host
+// (relay.h) instead of the daemons.
 #ifndef DFCCL_CUDA_SERVICE_H_
 #define DFCCL_CUDA_SERVICE_H_
 
@@ -33,6 +34,7 @@
 #include "cuda/gpu.h"
 #include "cuda/layout.h"
 #include "cuda/memory.h"
+#include "cuda/relay.h"
 
 namespace dfccl {
 namespace gpu {
@@ -44,6 +46,10 @@ struct ServiceOptions {
   int64_t slice_bytes = 1 << 19;            // read and written by a block before it looks up
   uint32_t quit_polls = 700;                // about a millisecond on a GPU
   size_t memory_bytes = size_t{256} << 20;  // device memory of the daemon: staging, records
+  // Host memory of each GPU for what goes through the host; taken if there may be any.
+  size_t host_memory_bytes = size_t{256} << 20;
+  bool several_processes = false;               // groups may have members in others
+  std::unordered_map<int64_t, int> gpu_of;      // the GPU of each device, as far as known
   int64_t timeout_ns = 600'000'000'000;
   uint64_t first_sequence = 0;  // tests start it near 2^63
   std::vector<PlanRule> plan_rules;
@@ -53,6 +59,7 @@ struct ServiceOptions {
 
 struct ServiceCounters {
   uint64_t submitted = 0, completed = 0, failed = 0;
+  uint64_t relayed = 0;   // of what was submitted, through the host
   uint64_t launches = 0;  // of daemons
   uint64_t quits = 0;     // daemons that left while something was unfinished
   uint64_t turns = 0, preemptions = 0, saves = 0, loads = 0;
@@ -107,14 +114,16 @@ class Service {
   struct Site {
     std::unique_ptr<Gpu> gpu;
     std::unique_ptr<MemoryPool> memory;
+    std::unique_ptr<MemoryPool> host_memory;
     DaemonArguments arguments = {};
     std::vector<BlockQueues> blocks;
     std::map<const Plan*, DevicePlan> plans;
     std::map<std::pair<uint32_t, uint32_t>, std::vector<Record*>> records;  // all zero
     uint64_t launches = 0;
     Status broken;  // why the daemon cannot be launched
-    uint64_t unfinished = 0;
-    uint64_t finished = 0;  // ever
+    uint64_t unfinished = 0;  // of the daemon
+    uint64_t finished = 0;    // ever
+    uint64_t relayed = 0;     // operations that hold host memory
     uint32_t ranks = 0;
     std::vector<OperationWords*> free_words;
     // While the daemon has left with something unfinished.
@@ -152,13 +161,14 @@ class Service {
   struct HostOperation {
     State state = State::kFree;
     bool taken = false;  // Finish was called
+    bool relayed = false;
     bool seen_ready = false;
     int site = 0;
     int64_t device = 0;
     uint32_t generation = 0;
     OperationWords* words = nullptr;
     uint64_t sequence = 0;
-    Instance* instance = nullptr;
+    Instance* instance = nullptr;  // not of what is relayed
     uint16_t member = 0;
     uint32_t lanes_left = 0;
     uint64_t program = 0;  // where the call stands
@@ -182,13 +192,19 @@ class Service {
 
   explicit Service(const ServiceOptions& options) : options_(options) {}
   Status SetUp(Site* site);
+  Status SetUpRelay();
   Status Enter(int gpu, Stream stream, const Submission& submission, const RaggedArrays* ragged,
                uint64_t* ticket, std::unique_lock<std::mutex>& lock);
+  Status EnterRelay(int gpu, Stream stream, const Submission& submission,
+                    const RaggedArrays* ragged, uint64_t* ticket,
+                    std::unique_lock<std::mutex>& lock);
+  bool GoesThroughHost(const Group& group) const;
+  HostOperation MakeOperation(int gpu, const Submission& submission, const RaggedArrays* ragged);
   Status PopError(int64_t device);
   Status FindRank(int64_t device, int gpu, Rank* rank);
   Status FindPlan(const Submission& submission, Site* site, const Plan** plan,
                   const DevicePlan** device_plan);
-  Status Find(const Submission& submission, int site, Instance** instance);
+  Status Find(const Submission& submission, Instance** instance);
   std::string SourceText(uint64_t program, int32_t site) const;
   Status Join(const Submission& submission, int site, const Plan& plan, uint32_t lanes,
               Instance** instance);
@@ -197,6 +213,10 @@ class Service {
                      std::unique_lock<std::mutex>& lock);
   Status Stage(const Submission& submission, const Plan& plan, Site* site,
                HostOperation* operation);
+  Status TakeHostMemory(const Submission& submission, int64_t index_bytes, Site* site,
+                        HostOperation* operation, std::unique_lock<std::mutex>& lock);
+  static bool Reached(const Atomic<uint64_t>& word, uint64_t sequence);
+  static bool IsUsedByStream(const HostOperation& operation);
   void GiveBack(HostOperation* operation);
   uint32_t NewOperation();
   void Fail(Instance* instance, const Status& status);
@@ -218,6 +238,8 @@ class Service {
   std::condition_variable changed_;
   bool stop_ = false;
   std::vector<std::unique_ptr<Site>> gpus_;
+  std::unique_ptr<Relay> relay_;           // nullptr: nothing can go through the host
+  std::vector<std::vector<bool>> reaches_;  // by GPU; empty: all reach each other
   std::unordered_map<int64_t, Rank> ranks_;
   std::unordered_map<Key, std::unique_ptr<Instance>, KeyHash> instances_;
   std::deque<std::pair<Key, Status>> ended_badly_;  // the newest last

@@ -319,7 +319,7 @@ Operation* RuntimeImpl::Submit(const Submission& submission) {
     std::this_thread::yield();
   }
   crew_.Drive(daemon, deadline_ns);
-  if (lingers) Linger(operation, daemon);
+  if (lingers && submission.linger) Linger(operation, daemon);
   // The time to move little data is not worth a look at the clock.
   if (moves_much && crew_.InCallback()) crew_.NestedTime(NowNs() - submit_ns);
   crew_.EndDrive();
