@@ -80,8 +80,7 @@ constexpr CuResult kCuPeerAccessAlreadyEnabled = 704;
       (CuAddress to, const void* from, size_t bytes, CuStream stream))                           \
   USE(CopyToHost, "cuMemcpyDtoHAsync_v2",                                                        \
       (void* to, CuAddress from, size_t bytes, CuStream stream))                                 \
-  USE(Copy, "cuMemcpyAsync",                                                                     \
-      (CuAddress to, CuAddress from, size_t bytes, CuStream stream))                             \
+  USE(Copy, "cuMemcpyAsync", (CuAddress to, CuAddress from, size_t bytes, CuStream stream))      \
   USE(Fill, "cuMemsetD8Async", (CuAddress to, unsigned char value, size_t bytes, CuStream stream))
 
 // Found in the driver's library.

@@ -36,9 +36,7 @@ struct Relay::Part {
   bool cancelling = false;  // somebody holds `submitted`, which must not be given back
 
   // Acquire: partner is the stream's write.
-  bool IsReady() const {
-    return static_cast<int64_t>(words->ready.LoadAcquire() - sequence) >= 0;
-  }
+  bool IsReady() const { return static_cast<int64_t>(words->ready.LoadAcquire() - sequence) >= 0; }
 
   void ReadArrays() {
     const int members = submission.group->size();

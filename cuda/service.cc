@@ -404,8 +404,8 @@ Status Service::EnterRelay(int gpu, Stream stream, const Submission& submission,
   if (ragged != nullptr) {
     arrays = *ragged;
     auto* next = static_cast<char*>(operation.scratch);
-    for (const void** array : {&arrays.input_offsets, &arrays.send_sizes, &arrays.output_offsets,
-                               &arrays.recv_sizes}) {
+    for (const void** array :
+         {&arrays.input_offsets, &arrays.send_sizes, &arrays.output_offsets, &arrays.recv_sizes}) {
       copy(next, *array, array_bytes);
       *array = next;
       next += array_bytes;
@@ -447,13 +447,12 @@ Status Service::TakeHostMemory(const Submission& submission, int64_t index_bytes
     }
     GiveBack(operation);
     if (site->relayed == 0 || NowNs() > end_ns) {
-      return Refused(submission, "it goes through the host, and its " +
-                                     std::to_string(operation->source_bytes) + " bytes and " +
-                                     std::to_string(operation->result_bytes) +
-                                     " of its result do not fit into the " +
-                                     std::to_string(options_.host_memory_bytes) +
-                                     " bytes of host memory" +
-                                     (site->relayed == 0 ? "" : " beside what is unfinished"));
+      return Refused(
+          submission,
+          "it goes through the host, and its " + std::to_string(operation->source_bytes) +
+              " bytes and " + std::to_string(operation->result_bytes) +
+              " of its result do not fit into the " + std::to_string(options_.host_memory_bytes) +
+              " bytes of host memory" + (site->relayed == 0 ? "" : " beside what is unfinished"));
     }
     lock.unlock();
     std::this_thread::sleep_for(std::chrono::microseconds(20));
@@ -769,9 +768,8 @@ void Service::EndOperation(uint32_t index) {
                           Error{operation.status, operation.program, operation.launch});
     }
   }
-  if (instance != nullptr &&
-      (++instance->finished == instance->group->size() ||
-       (!instance->status.ok() && instance->finished == instance->joined))) {
+  if (instance != nullptr && (++instance->finished == instance->group->size() ||
+                              (!instance->status.ok() && instance->finished == instance->joined))) {
     EndInstance(instance);
   }
   if (operation.taken) Retire(index);

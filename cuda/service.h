@@ -48,8 +48,8 @@ struct ServiceOptions {
   size_t memory_bytes = size_t{256} << 20;  // device memory of the daemon: staging, records
   // Host memory of each GPU for what goes through the host; taken if there may be any.
   size_t host_memory_bytes = size_t{256} << 20;
-  bool several_processes = false;               // groups may have members in others
-  std::unordered_map<int64_t, int> gpu_of;      // the GPU of each device, as far as known
+  bool several_processes = false;           // groups may have members in others
+  std::unordered_map<int64_t, int> gpu_of;  // the GPU of each device, as far as known
   int64_t timeout_ns = 600'000'000'000;
   uint64_t first_sequence = 0;  // tests start it near 2^63
   std::vector<PlanRule> plan_rules;
@@ -120,7 +120,7 @@ class Service {
     std::map<const Plan*, DevicePlan> plans;
     std::map<std::pair<uint32_t, uint32_t>, std::vector<Record*>> records;  // all zero
     uint64_t launches = 0;
-    Status broken;  // why the daemon cannot be launched
+    Status broken;            // why the daemon cannot be launched
     uint64_t unfinished = 0;  // of the daemon
     uint64_t finished = 0;    // ever
     uint64_t relayed = 0;     // operations that hold host memory
@@ -238,7 +238,7 @@ class Service {
   std::condition_variable changed_;
   bool stop_ = false;
   std::vector<std::unique_ptr<Site>> gpus_;
-  std::unique_ptr<Relay> relay_;           // nullptr: nothing can go through the host
+  std::unique_ptr<Relay> relay_;            // nullptr: nothing can go through the host
   std::vector<std::vector<bool>> reaches_;  // by GPU; empty: all reach each other
   std::unordered_map<int64_t, Rank> ranks_;
   std::unordered_map<Key, std::unique_ptr<Instance>, KeyHash> instances_;

@@ -36,8 +36,6 @@ from jax_dfccl._config import ClusterConfig
 from jax_dfccl._handshake import Greeting, HandshakeError, Hello, Identity, Transport, Verdict
 from jax_dfccl._membership import Membership
 
-PLATFORM = "cpu"
-
 _HANDSHAKE_S = 5.0
 _HALF_OPEN = 128  # connections that are not proven yet; beyond that the oldest is dropped
 _BACKLOG = 1024
@@ -745,10 +743,13 @@ def _check_user(connection: socket.socket) -> None:
 
 _lock = threading.Lock()
 _cluster: Cluster | None = None
+_platform: str | None = None  # of the devices that the job's collectives are for
 _forked = False
 
 
-def require(processes: Iterable[int], runtime: Runtime | None = None) -> None:
+def require(
+    processes: Iterable[int], runtime: Runtime | None = None, platform: str | None = None
+) -> None:
     """Sees to it that this process gets connected with others; waits for none of them.
 
     Called when a program is lowered or loaded.
@@ -756,7 +757,18 @@ def require(processes: Iterable[int], runtime: Runtime | None = None) -> None:
     Args:
       processes: Those that the groups of the program reach; this one may be among them.
       runtime: What gets the connections; `_core` if not given. The first call decides.
+      platform: Of the program's devices, "cpu" or "cuda"; that of the job if not given.
+
+    Raises:
+      NotImplementedError: There was another platform before. Devices of two may have the same
+        ids, by which everything here goes.
     """
+    settled = _settle(platform)
+    if platform not in (None, settled):
+        raise NotImplementedError(
+            "jax_dfccl: in a job of several processes, collectives are for devices of one "
+            f"platform: {settled} in this one, so far, and not {platform}"
+        )
     others = frozenset(processes) - {jax.process_index()}
     if others:
         joined(runtime).want(others)
@@ -776,6 +788,15 @@ def joined(runtime: Runtime | None = None) -> Cluster:
         return _cluster
 
 
+def _settle(platform: str | None) -> str:
+    """The platform of the job's collectives; the first call decides."""
+    global _platform
+    if _platform is None:
+        default = "cpu" if jax.default_backend() == "cpu" else "cuda"
+        _platform = platform or default
+    return _platform
+
+
 def _join(process: int, runtime: Runtime | None) -> Cluster:
     if runtime is None:
         from jax_dfccl import _core
@@ -791,7 +812,7 @@ def _join(process: int, runtime: Runtime | None) -> Cluster:
     store, coordinator = found
     cluster = Cluster(
         process,
-        {device.id: device.process_index for device in jax.devices(PLATFORM)},
+        {device.id: device.process_index for device in jax.devices(_settle(None))},
         store,
         runtime,
         ClusterConfig.from_environment(),

@@ -82,6 +82,8 @@ class Config:
         gpu_blocks: JAX_DFCCL_GPU_BLOCKS. Streaming multiprocessors that the daemon of a GPU takes.
         gpu_memory_bytes: JAX_DFCCL_GPU_MEMORY. Device memory of that daemon, in MiB: for the
             results of calls in branches and the sources and results of those that need a copy.
+        gpu_host_memory_bytes: JAX_DFCCL_GPU_HOST_MEMORY. Page-locked memory of the host for each
+            GPU, in MiB: for what goes through the host, if anything does.
     """
 
     timeout_s: float = 600.0
@@ -92,6 +94,7 @@ class Config:
     tuning: str = ""
     gpu_blocks: int = 8
     gpu_memory_bytes: int = 256 << 20
+    gpu_host_memory_bytes: int = 256 << 20
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Config":
@@ -107,6 +110,15 @@ class Config:
             gpu_blocks=_whole(env, "JAX_DFCCL_GPU_BLOCKS", cls.gpu_blocks, 1, 128),
             gpu_memory_bytes=_whole(
                 env, "JAX_DFCCL_GPU_MEMORY", cls.gpu_memory_bytes >> 20, 16, 1 << 16, " (MiB)"
+            )
+            << 20,
+            gpu_host_memory_bytes=_whole(
+                env,
+                "JAX_DFCCL_GPU_HOST_MEMORY",
+                cls.gpu_host_memory_bytes >> 20,
+                1,
+                1 << 16,
+                " (MiB)",
             )
             << 20,
             plan=env.get("JAX_DFCCL_PLAN", cls.plan),

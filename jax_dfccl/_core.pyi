@@ -30,6 +30,8 @@ def configure_gpus(
     devices: dict[int, int],
     blocks: int,
     memory_bytes: int,
+    host_memory_bytes: int,
+    several_processes: bool,
     timeout_s: float,
     plan_rules: Sequence[tuple[str, int, int | None, str]],
 ) -> None:

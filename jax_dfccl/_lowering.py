@@ -118,6 +118,8 @@ def register(platform: str = "cpu") -> None:
                 devices={device.local_hardware_id: device.id for device in devices},
                 blocks=config.gpu_blocks,
                 memory_bytes=config.gpu_memory_bytes,
+                host_memory_bytes=config.gpu_host_memory_bytes,
+                several_processes=jax.process_count() > 1,
                 timeout_s=config.timeout_s,
                 plan_rules=_plans.forced(config.plan),
             )
@@ -146,12 +148,8 @@ def _begin_executable(groups: set[tuple[int, ...]], platform: str) -> None:
     if jax.process_count() > 1:
         process_of = {device.id: device.process_index for device in jax.devices(platform)}
         reached = _reached([[process_of[member] for member in group] for group in groups])
-        if platform != "cpu" and len(reached) > 1:
-            raise NotImplementedError(
-                "jax_dfccl: groups over several processes are for CPU devices only so far"
-            )
-        if platform == "cpu":
-            _cluster.require(reached)
+        if groups:
+            _cluster.require(reached, platform=platform)
     _core.begin_executable()
 
 

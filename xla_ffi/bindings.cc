@@ -137,12 +137,14 @@ void Configure(int workers, double timeout_s, double stall_warning_s, double cyc
 }
 
 void ConfigureGpus(const std::unordered_map<int, int64_t>& devices, int blocks,
-                   int64_t memory_bytes, double timeout_s,
-                   const std::vector<RuleTuple>& plan_rules) {
+                   int64_t memory_bytes, int64_t host_memory_bytes, bool several_processes,
+                   double timeout_s, const std::vector<RuleTuple>& plan_rules) {
   CudaOptions options;
   for (const auto& [ordinal, id] : devices) options.devices.push_back({ordinal, id});
   options.service.blocks = static_cast<uint32_t>(blocks);
   options.service.memory_bytes = static_cast<size_t>(memory_bytes);
+  options.service.host_memory_bytes = static_cast<size_t>(host_memory_bytes);
+  options.service.several_processes = several_processes;
   options.service.timeout_ns = Nanoseconds(timeout_s, "timeout_s");
   options.service.plan_rules = ToPlanRules(plan_rules);
   nb::gil_scoped_release release;
@@ -161,6 +163,7 @@ nb::dict GpuCounters() {
   dict["submitted"] = counters.submitted;
   dict["completed"] = counters.completed;
   dict["failed"] = counters.failed;
+  dict["relayed"] = counters.relayed;
   dict["launches"] = counters.launches;
   dict["quits"] = counters.quits;
   dict["turns"] = counters.turns;
@@ -346,7 +349,8 @@ NB_MODULE(_core, m) {
         nb::arg("preemption") = true, nb::arg("first_sequence") = 0,
         "Options of the runtime that the next use creates (core/runtime.h RuntimeOptions).");
   m.def("configure_gpus", &dfccl::ConfigureGpus, nb::kw_only(), nb::arg("devices"),
-        nb::arg("blocks"), nb::arg("memory_bytes"), nb::arg("timeout_s"), nb::arg("plan_rules"),
+        nb::arg("blocks"), nb::arg("memory_bytes"), nb::arg("host_memory_bytes"),
+        nb::arg("several_processes"), nb::arg("timeout_s"), nb::arg("plan_rules"),
         "{number of a GPU: global device id}, and options of their daemons, which the first call "
         "starts (cuda/service.h ServiceOptions).");
   m.def("has_gpu_kernel", &dfccl::gpu::HasKernelImage,

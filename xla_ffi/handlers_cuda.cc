@@ -151,12 +151,13 @@ class Gpus {
  private:
   Status Open() {
     std::vector<std::unique_ptr<gpu::Gpu>> gpus;
+    gpu::ServiceOptions options = options_.service;
     Status status;
     for (const CudaOptions::Device& device : options_.devices) {
+      options.gpu_of[device.id] = static_cast<int>(gpus.size());
       gpus.push_back(gpu::OpenGpu(options_.driver, device.ordinal, &status));
       if (!status.ok()) return status;
     }
-    gpu::ServiceOptions options = options_.service;
     options.source_of = [](uint64_t program, int32_t site) {
       return Runtime::Get().FindSite(program, site).source;
     };
@@ -224,6 +225,8 @@ struct Execution {
     const uint64_t launch = state->call_site->Launch(run_id);
     Started::Get().Forget(gpu, state->program, launch);
     service->Abandon(gpu, stream, state->program, launch, status);
+    // Of what has gone to the host; and other processes hear that they wait in vain.
+    Runtime::Get().Abandon(device, state->program, launch, status);
     return ToFfiError(frame->api, status);
   }
 };
@@ -256,8 +259,9 @@ XLA_FFI_Error* ExecuteStart(XLA_FFI_CallFrame* frame) {
   std::vector<uint64_t> lost;
   Started::Get().Put(execution.gpu, call, &lost);
   for (uint64_t launch : lost) {
-    execution.service->Abandon(execution.gpu, nullptr, call.program, launch,
-                               Status(StatusCode::kAborted, "the program ended before its done"));
+    const Status why(StatusCode::kAborted, "the program ended before its done");
+    execution.service->Abandon(execution.gpu, nullptr, call.program, launch, why);
+    Runtime::Get().Abandon(execution.device, call.program, launch, why);
   }
   return nullptr;
 }

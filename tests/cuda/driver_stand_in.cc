@@ -257,8 +257,7 @@ DFCCL_EXPORT CuResult cuMemcpyDtoHAsync_v2(void* to, CuAddress from, size_t byte
                                            CuStream stream) {
   return Put(stream, [=] { std::memcpy(to, reinterpret_cast<const void*>(from), bytes); });
 }
-DFCCL_EXPORT CuResult cuMemcpyAsync(CuAddress to, CuAddress from, size_t bytes,
-                                    CuStream stream) {
+DFCCL_EXPORT CuResult cuMemcpyAsync(CuAddress to, CuAddress from, size_t bytes, CuStream stream) {
   if (!Known(to, bytes) && !Known(from, bytes)) return kInvalid;
   return Put(stream, [=] {
     std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);

@@ -190,8 +190,8 @@ class Part {
   CuStream stream() { return machine_.stream(device()); }
   void Copy(void* to, const void* from, size_t bytes) {
     if (bytes == 0) return;
-    Check(machine_.api().Copy(reinterpret_cast<CuAddress>(to),
-                                      reinterpret_cast<CuAddress>(from), bytes, stream()),
+    Check(machine_.api().Copy(reinterpret_cast<CuAddress>(to), reinterpret_cast<CuAddress>(from),
+                              bytes, stream()),
           "cuMemcpyAsync");
   }
 
@@ -417,8 +417,8 @@ double SecondsOfACopy(Machine* machine, size_t bytes) {
   for (int round = 0; round < 6; ++round) {
     machine->Synchronize();
     const auto begin = Clock::now();
-    Check(machine->api().Copy(reinterpret_cast<CuAddress>(to),
-                                      reinterpret_cast<CuAddress>(from), bytes, machine->stream(0)),
+    Check(machine->api().Copy(reinterpret_cast<CuAddress>(to), reinterpret_cast<CuAddress>(from),
+                              bytes, machine->stream(0)),
           "cuMemcpyAsync");
     machine->Synchronize();
     seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());

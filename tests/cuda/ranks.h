@@ -277,8 +277,110 @@ inline void RunInDisorder(Shape shape, int rounds, int collectives) {
   const ServiceCounters counters = ranks.service().Counters();
   EXPECT_EQ(counters.failed, 0u);
   EXPECT_EQ(counters.completed, counters.submitted);
+  if (counters.relayed > 0) return;
   EXPECT_GT(counters.preemptions, 0u);
   EXPECT_GT(counters.loads, 0u);
+}
+
+// Rows of a random exchange; `spoil` makes one member's sizes wrong.
+inline void RunRagged(Ranks* ranks, int members, bool wide, bool spoil, std::mt19937* random) {
+  static uint64_t next = 1'000'000;
+  constexpr int64_t kRow = 3;
+  const uint64_t number = next++;
+  std::vector<std::vector<int64_t>> rows(members, std::vector<int64_t>(members));
+  for (auto& from : rows) {
+    for (int64_t& count : from) count = static_cast<int64_t>((*random)() % 5);
+  }
+  struct Side {
+    std::vector<int64_t> index[4];  // in the order of RaggedArrays
+    std::vector<int32_t> narrow[4];
+    std::vector<float> source, initial, result;
+    RaggedArrays arrays = {};
+    uint64_t ticket = 0;
+  };
+  std::vector<Side> sides(members);
+  std::vector<Status> outcomes(members);
+  const EndIfGivenUp end(ranks);
+  for (int m = 0; m < members; ++m) {
+    Side& side = sides[m];
+    int64_t input = 0, output = 0;
+    for (auto& array : side.index) array.resize(members);
+    for (int p = 0; p < members; ++p) {
+      side.index[0][p] = input;
+      side.index[1][p] = rows[m][p];
+      side.index[3][p] = rows[p][m];
+      input += rows[m][p];
+      output += rows[p][m];
+    }
+    side.source.resize((input + 1) * kRow);
+    for (size_t i = 0; i < side.source.size(); ++i) {
+      side.source[i] = dfccl::testing::Value(m, static_cast<int64_t>(i), number);
+    }
+    side.initial.assign((output + 2) * kRow, -5.f);
+    side.result.assign(side.initial.size(), 99.f);
+    side.arrays.source_rows = input + 1;
+    side.arrays.result_rows = output + 2;
+  }
+  for (int m = 0; m < members; ++m) {
+    for (int p = 0; p < members; ++p) {
+      int64_t at = 1;  // the first row stays as it was
+      for (int q = 0; q < m; ++q) at += rows[q][p];
+      sides[m].index[2][p] = at;
+    }
+  }
+  if (spoil) sides[members - 1].index[1][0] += 1;
+  const Group* group = InternGroup(Devices(members));
+  for (int m = 0; m < members; ++m) {
+    Side& side = sides[m];
+    const void* pointers[4];
+    for (int i = 0; i < 4; ++i) {
+      side.narrow[i].assign(side.index[i].begin(), side.index[i].end());
+      pointers[i] = wide ? static_cast<const void*>(side.index[i].data()) : side.narrow[i].data();
+    }
+    side.arrays.input_offsets = pointers[0];
+    side.arrays.send_sizes = pointers[1];
+    side.arrays.output_offsets = pointers[2];
+    side.arrays.recv_sizes = pointers[3];
+    side.arrays.initial = side.initial.data();
+    side.arrays.wide = wide ? 1 : 0;
+    Submission submission;
+    submission.device = m;
+    submission.group = group;
+    submission.member = m;
+    submission.id = {number, number};
+    submission.signature.kind = Kind::kRaggedAllToAll;
+    submission.signature.count = kRow;
+    submission.source = side.source.data();
+    submission.result = side.result.data();
+    Service& service = ranks->service();
+    Status status =
+        service.Start(ranks->gpu(m), &ranks->stream(m), submission, &side.arrays, &side.ticket);
+    ASSERT_TRUE(status.ok()) << status.message();
+    // It may have failed by now.
+    outcomes[m] = service.Finish(&ranks->stream(m), side.ticket, side.result.data());
+  }
+  ranks->Synchronize();
+  ASSERT_TRUE(ranks->Eventually([&] { return ranks->service().Idle(); }));
+  for (int m = 0; m < members; ++m) {
+    const Status status = outcomes[m].ok() ? ranks->service().TakeError(m) : std::move(outcomes[m]);
+    if (spoil) {
+      EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << m;
+      EXPECT_NE(
+          status.message().find("device " + std::to_string(members - 1) + " sends to device 0"),
+          std::string::npos)
+          << status.message();
+      continue;
+    }
+    ASSERT_TRUE(status.ok()) << status.message();
+    std::vector<float> expected(sides[m].initial);
+    for (int p = 0; p < members; ++p) {
+      for (int64_t i = 0; i < rows[p][m] * kRow; ++i) {
+        expected[sides[p].index[2][m] * kRow + i] =
+            sides[p].source[sides[p].index[0][m] * kRow + i];
+      }
+    }
+    ASSERT_EQ(sides[m].result, expected) << "member " << m;
+  }
 }
 
 }  // namespace gpu

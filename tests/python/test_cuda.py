@@ -19,7 +19,7 @@ from jax import lax
 from members import spmd
 
 import jax_dfccl
-from jax_dfccl import _core, _lowering
+from jax_dfccl import _cluster, _core, _lowering
 
 N = 8
 X = np.arange(N * 8, dtype=np.float32).reshape(N, 8)
@@ -153,6 +153,7 @@ def test_registration(gpus):
     options, *registered = gpus.events
     assert options["devices"] == {1: 4, 0: 5}
     assert (options["blocks"], options["memory_bytes"]) == (8, 256 << 20)
+    assert (options["host_memory_bytes"], options["several_processes"]) == (256 << 20, False)
     assert registered == [
         ("register_ffi_type", "jax_dfccl.call", "CUDA"),
         *(("register_ffi_target", target, "CUDA") for target in TARGETS),
@@ -160,12 +161,22 @@ def test_registration(gpus):
     assert _lowering._registered == {"cpu", "cuda"}
 
 
-def test_groups_over_processes_are_refused(gpus, monkeypatch):
+def test_groups_over_processes(gpus, monkeypatch):
     gpus.devices[1].process_index = 1
+    wanted: list[Any] = []
     monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(_cluster, "_platform", None)
+    monkeypatch.setattr(
+        _cluster, "joined", lambda runtime: types.SimpleNamespace(want=wanted.append)
+    )
     _lowering._begin_executable({(4,), (5,)}, "cuda")
-    with pytest.raises(NotImplementedError, match="over several processes are for CPU devices"):
-        _lowering._begin_executable({(4, 5)}, "cuda")
+    assert wanted == []
+    _lowering._begin_executable({(4, 5)}, "cuda")
+    assert wanted == [{1}]
+    assert gpus.events[0]["several_processes"]
+    # Their devices may have the same ids.
+    with pytest.raises(NotImplementedError, match="of one platform: cuda in this one"):
+        _lowering._begin_executable({(4, 5)}, "cpu")
 
 
 def test_handlers_of_platforms():

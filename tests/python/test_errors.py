@@ -216,10 +216,11 @@ def test_settings_are_read():
             "JAX_DFCCL_TUNING": "off",
             "JAX_DFCCL_GPU_BLOCKS": "4",
             "JAX_DFCCL_GPU_MEMORY": "512",
+            "JAX_DFCCL_GPU_HOST_MEMORY": "64",
             "UNRELATED": "x",
         }
     )
-    assert config == Config(2.5, 1.0, 0.0, 3, "ring", "off", 4, 512 << 20)
+    assert config == Config(2.5, 1.0, 0.0, 3, "ring", "off", 4, 512 << 20, 64 << 20)
 
 
 @pytest.mark.parametrize(
@@ -238,6 +239,7 @@ def test_settings_are_read():
         ("JAX_DFCCL_WORKERS", "1.5"),
         ("JAX_DFCCL_GPU_BLOCKS", "0"),
         ("JAX_DFCCL_GPU_MEMORY", "1"),
+        ("JAX_DFCCL_GPU_HOST_MEMORY", "0"),
     ],
 )
 def test_bad_settings(variable, value):

@@ -2,15 +2,12 @@
 // Operations between processes: children that are connected by socket pairs and
 // shared memory submit in random orders, and check the values they get.
 #include <gtest/gtest.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -20,34 +17,17 @@
 #include <vector>
 
 #include "core/runtime.h"
+#include "tests/core/daemon/wires.h"
 
 namespace dfccl {
 namespace {
 
-constexpr int kMemoryBytes = 1 << 17;
+using testing::AddLinks;
+using testing::CloseAll;
+using testing::Connect;
+using testing::Wires;
+
 constexpr auto kLimit = std::chrono::seconds(100);
-
-// What connects two processes; the ends are in the order of the processes.
-struct Wire {
-  int socket[2];
-  int memory;
-};
-using Wires = std::map<std::pair<int, int>, Wire>;
-
-Wires Connect(int processes, bool shared_memory) {
-  Wires wires;
-  for (int low = 0; low < processes; ++low) {
-    for (int high = low + 1; high < processes; ++high) {
-      Wire& wire = wires[{low, high}];
-      EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, wire.socket), 0);
-      wire.memory = -1;
-      if (!shared_memory) continue;
-      wire.memory = memfd_create("across_test", 0);
-      EXPECT_EQ(ftruncate(wire.memory, kMemoryBytes), 0);
-    }
-  }
-  return wires;
-}
 
 struct Job {
   int processes;
@@ -70,18 +50,7 @@ void Join(const Job& job, int self, const Wires& wires) {
     host_of.push_back(process * job.hosts / job.processes);
   }
   if (!Runtime::Get().JoinCluster(self, process_of, host_of, /*peer_timeout_ns=*/0).ok()) _exit(10);
-  for (const auto& [ends, wire] : wires) {
-    const bool low = ends.first == self;
-    if (!low && ends.second != self) {
-      close(wire.socket[0]);
-      close(wire.socket[1]);
-      if (wire.memory >= 0) close(wire.memory);
-      continue;
-    }
-    close(wire.socket[low ? 1 : 0]);
-    const int peer = low ? ends.second : ends.first;
-    if (!Runtime::Get().AddLink(peer, {wire.socket[low ? 0 : 1]}, wire.memory).ok()) _exit(11);
-  }
+  AddLinks(self, wires);
 }
 
 // One member's part of one instance, with what it must get.
@@ -218,7 +187,7 @@ int RunProcess(const Job& job, int self, int instances, const Wires& wires) {
   return 0;
 }
 
-class AcrossTest : public testing::TestWithParam<std::pair<Job, bool>> {};
+class AcrossTest : public ::testing::TestWithParam<std::pair<Job, bool>> {};
 
 TEST_P(AcrossTest, RandomOrders) {
   const auto [job, shared_memory] = GetParam();
@@ -234,11 +203,7 @@ TEST_P(AcrossTest, RandomOrders) {
     }
     children.push_back(child);
   }
-  for (const auto& [ends, wire] : wires) {
-    close(wire.socket[0]);
-    close(wire.socket[1]);
-    if (wire.memory >= 0) close(wire.memory);
-  }
+  CloseAll(wires);
   for (int self = 0; self < job.processes; ++self) {
     int status;
     ASSERT_EQ(waitpid(children[self], &status, 0), children[self]);
@@ -247,7 +212,7 @@ TEST_P(AcrossTest, RandomOrders) {
   }
 }
 
-std::string LayoutName(const testing::TestParamInfo<std::pair<Job, bool>>& info) {
+std::string LayoutName(const ::testing::TestParamInfo<std::pair<Job, bool>>& info) {
   const Job& job = info.param.first;
   return std::to_string(job.processes) + "x" + std::to_string(job.devices_each) +
          (job.hosts > 1 ? "_on" + std::to_string(job.hosts) : "") +
@@ -255,11 +220,12 @@ std::string LayoutName(const testing::TestParamInfo<std::pair<Job, bool>>& info)
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, AcrossTest,
-                         testing::Values(std::pair(Job{2, 1}, true), std::pair(Job{2, 1}, false),
-                                         std::pair(Job{2, 2}, true), std::pair(Job{3, 2}, false),
-                                         std::pair(Job{4, 2}, true), std::pair(Job{4, 1, 2}, false),
-                                         std::pair(Job{4, 2, 2}, true),
-                                         std::pair(Job{6, 1, 3}, false)),
+                         ::testing::Values(std::pair(Job{2, 1}, true), std::pair(Job{2, 1}, false),
+                                           std::pair(Job{2, 2}, true), std::pair(Job{3, 2}, false),
+                                           std::pair(Job{4, 2}, true),
+                                           std::pair(Job{4, 1, 2}, false),
+                                           std::pair(Job{4, 2, 2}, true),
+                                           std::pair(Job{6, 1, 3}, false)),
                          LayoutName);
 
 }  // namespace
