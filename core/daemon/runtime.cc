@@ -35,6 +35,7 @@
 #include "core/plans/choice.h"
 #include "core/plans/plan.h"
 #include "core/reduce/reduce.h"
+#include "core/transport/ucx_api.h"
 
 namespace dfccl {
 namespace {
@@ -131,7 +132,8 @@ class RuntimeImpl : public Runtime {
   bool Cancel(Operation* operation, const Status& status) override;
   void Abandon(int64_t device, uint64_t program, uint64_t launch, const Status& status) override;
   Status JoinCluster(int process, std::unordered_map<int64_t, int> process_of,
-                     std::vector<int> host_of, int64_t peer_timeout_ns) override;
+                     std::vector<int> host_of, int64_t peer_timeout_ns,
+                     const std::vector<std::string>& ucx_libraries) override;
   Status AddLink(int process, const std::vector<int>& sockets, int memory) override {
     return cluster_.AddLink(process, sockets, memory);
   }
@@ -478,7 +480,8 @@ void RuntimeImpl::Collect(Operation* operation, void* destination) {
 }
 
 Status RuntimeImpl::JoinCluster(int process, std::unordered_map<int64_t, int> process_of,
-                                std::vector<int> host_of, int64_t peer_timeout_ns) {
+                                std::vector<int> host_of, int64_t peer_timeout_ns,
+                                const std::vector<std::string>& ucx_libraries) {
   int processes = process + 1;
   int devices_here = 0;
   for (const auto& [device, owner] : process_of) {
@@ -490,9 +493,14 @@ Status RuntimeImpl::JoinCluster(int process, std::unordered_map<int64_t, int> pr
                                                     " processes are more than " +
                                                     std::to_string(Transport::kMostProcesses));
   }
-  SetTopology(process, std::move(process_of), std::move(host_of));
   TransportOptions options;
   options.silence_ns = peer_timeout_ns;
+  if (!ucx_libraries.empty()) {
+    Status status;
+    options.ucx = LoadUcx(ucx_libraries, &status);
+    if (options.ucx == nullptr) return status;
+  }
+  SetTopology(process, std::move(process_of), std::move(host_of));
   return cluster_.Join(process, processes, devices_here, options);
 }
 

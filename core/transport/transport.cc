@@ -25,6 +25,7 @@
 #include "core/transport/link.h"
 #include "core/transport/ring_wire.h"
 #include "core/transport/socket_wire.h"
+#include "core/transport/ucx_wire.h"
 
 namespace dfccl {
 
@@ -74,7 +75,8 @@ class TransportImpl : public Transport, private Waker {
     if (process < 0 || process >= kMostProcesses || process == process_) {
       return refuse({StatusCode::kInvalidArgument, "no such process"});
     }
-    if (sockets.empty() || sockets.size() > (memory >= 0 ? 1 : kMostSockets)) {
+    const bool one = memory >= 0 || options_.ucx != nullptr;
+    if (sockets.empty() || sockets.size() > (one ? 1 : kMostSockets)) {
       return refuse({StatusCode::kInvalidArgument, "no such number of sockets"});
     }
     if (stop_.LoadSeqCst() != 0) return refuse({StatusCode::kAborted, "the transport is closed"});
@@ -84,6 +86,11 @@ class TransportImpl : public Transport, private Waker {
       wire = RingWire::New(sockets[0], memory, process_ < process, options_, &status);
       if (wire == nullptr) return refuse(status);
       close(memory);
+    } else if (options_.ucx != nullptr) {
+      Status status;
+      wire = UcxWire::New(options_.ucx, sockets[0], options_.slice_bytes, options_.silence_ns,
+                          &status);
+      if (wire == nullptr) return refuse(status);
     } else {
       wire = std::make_unique<SocketWire>(sockets, options_.slice_bytes, options_.silence_ns);
     }

@@ -55,7 +55,12 @@ class Runtime:
         self._events: list[int] = []
 
     def cluster_join(
-        self, process: int, process_of: dict[int, int], host_of: list[int], peer_timeout_s: float
+        self,
+        process: int,
+        process_of: dict[int, int],
+        host_of: list[int],
+        peer_timeout_s: float,
+        ucx_libraries: list[str],
     ) -> None:
         self.joined.append((process, process_of))
         self.hosts = host_of
