@@ -462,6 +462,9 @@ class _Launch:
         for array in self._donated:
             if isinstance(array, jax.Array) and id(array) not in kept:
                 array.delete()
+        self._arrays.clear()
+        self._donated.clear()
+        self.future._launch = None  # so that the last holder's end is the arrays' end
         tree = jax.tree.structure(self.program.shapes)
         self._owner.ended(self)
         self.future.set_result(tree.unflatten(results))
@@ -630,6 +633,7 @@ class Launcher:
             if launch is None:
                 return
             launch.dispatch(segment)
+            del launch, segment  # while the next is waited for, nothing holds the arrays
 
     def _take_ends(self) -> None:
         while not self._stopped:

@@ -2,14 +2,17 @@
 """The launcher: whole programs with plain collectives, in any order."""
 
 import concurrent.futures
+import gc
 import subprocess
 import sys
+import weakref
 
 import jax
 import jax.numpy as jnp
 import jobs
 import numpy as np
 import pytest
+from cluster import wait_until
 from collectives import Case, composed, expected, folders, movers, shape_for
 from jax import lax
 from jax.sharding import NamedSharding
@@ -148,6 +151,17 @@ def test_donated_arguments_are_gone():
     right = x + x.sum(0, dtype=np.int32)
     np.testing.assert_array_equal(run_all(f, given), right)
     assert given.is_deleted()
+
+
+def test_results_that_nobody_holds_are_gone():
+    gc.disable()
+    try:
+        future = dispatched(mapped(lambda x: x + jax_dfccl.all_reduce(x, "i")))(data((N, 3)))
+        result = weakref.ref(future.result(LIMIT_S))
+        del future
+        wait_until(lambda: result() is None)
+    finally:
+        gc.enable()
 
 
 def test_costs():
