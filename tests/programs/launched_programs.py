@@ -64,7 +64,7 @@ def random() -> None:
 
 
 def threads() -> None:
-    """Threads that dispatch programs over all devices, un-awaited."""
+    """Threads that dispatch programs over all devices, un-awaited, some of them cut."""
 
     def program(k):
         def f(x):
@@ -73,7 +73,7 @@ def threads() -> None:
 
         return jax_dfccl.dispatch(
             jax.shard_map(f, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False),
-            cut_local=True,
+            cut_local=k < 2,
         )
 
     def job(k):
@@ -89,4 +89,38 @@ def threads() -> None:
     in_threads([(job, k) for k in range(4)])
 
 
-main({"permutations": permutations, "random": random, "threads": threads})
+def mixed() -> None:
+    """Programs that are not cut, on all devices, among programs on halves of them that meet."""
+    group = jax_dfccl.Group(jax.devices(), name="all")
+
+    def program(f, devices):
+        on = jax.sharding.Mesh(np.array(devices), ("i",))
+        return jax_dfccl.dispatch(
+            jax.shard_map(f, mesh=on, in_specs=P("i"), out_specs=P("i"), check_vma=False)
+        )
+
+    def inside(x):
+        return x + jax_dfccl.all_reduce(2 * jax_dfccl.all_reduce(x, "i"), "i")
+
+    def outside(x):
+        return jax_dfccl.all_reduce(x, group, name="meet") + jax_dfccl.all_reduce(x, "i")
+
+    def job(f, devices, right):
+        x = ranked(200)[devices]
+        run = program(f, np.array(jax.devices())[devices])
+        for future in [run(x) for _ in range(60)]:
+            check(f.__name__, future.result(60), right(x))
+
+    total = ranked(200).sum(0)
+    half = N // 2
+    in_threads(
+        [
+            (job, inside, slice(N), lambda x: x + 2 * N * total),
+            (job, inside, slice(N), lambda x: x + 2 * N * total),
+            (job, outside, slice(half), lambda x: np.stack([total + x.sum(0)] * half)),
+            (job, outside, slice(half, N), lambda x: np.stack([total + x.sum(0)] * half)),
+        ]
+    )
+
+
+main({"mixed": mixed, "permutations": permutations, "random": random, "threads": threads})

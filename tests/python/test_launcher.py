@@ -325,7 +325,7 @@ def test_collectives_that_need_no_other_program_stay_inside():
     np.testing.assert_allclose(got, np.stack([total + 20 * total] * N), rtol=1e-6)
 
 
-@pytest.mark.parametrize("case", ["permutations", "threads", "random"])
+@pytest.mark.parametrize("case", ["permutations", "threads", "mixed", "random"])
 def test_whole_programs(case):
     run("launched_programs", case, limit_s=240)
 
