@@ -159,6 +159,8 @@ class DriverGpu : public Gpu {
                  "cuMemcpyAsync");
   }
 
+  Stream CopyStream() override { return copy_stream_; }
+
   Status Reach(Gpu* other) override {
     const DriverGpu& peer = *static_cast<DriverGpu*>(other);
     for (int attribute : {kCuP2pAttributeAccess, kCuP2pAttributeNativeAtomics}) {

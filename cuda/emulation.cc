@@ -139,7 +139,10 @@ EmulatedGpu::Memory::~Memory() {
   for (void* block : blocks) std::free(block);
 }
 
-EmulatedGpu::~EmulatedGpu() { daemon_stream_.Synchronize(); }
+EmulatedGpu::~EmulatedGpu() {
+  daemon_stream_.Synchronize();
+  copy_stream_.Synchronize();
+}
 
 Status EmulatedGpu::Allocate(size_t bytes, void** memory) {
   constexpr size_t kAlign = 256;

@@ -60,6 +60,7 @@ class EmulatedGpu : public Gpu {
   Status Write(Stream stream, Atomic<uint64_t>* word, uint64_t value) override;
   Status Wait(Stream stream, Atomic<uint64_t>* word, uint64_t value) override;
   Status Copy(Stream stream, void* to, const void* from, size_t bytes) override;
+  Stream CopyStream() override { return &copy_stream_; }
   Status Reach(Gpu*) override { return Status(); }
 
   static EmulatedStream& StreamOf(Stream stream) { return *static_cast<EmulatedStream*>(stream); }
@@ -74,6 +75,7 @@ class EmulatedGpu : public Gpu {
   };
   const std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();
   EmulatedStream daemon_stream_;
+  EmulatedStream copy_stream_;
 };
 
 }  // namespace gpu

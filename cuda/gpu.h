@@ -43,6 +43,9 @@ class Gpu {
   virtual Status Wait(Stream stream, Atomic<uint64_t>* word, uint64_t value) = 0;
   virtual Status Copy(Stream stream, void* to, const void* from, size_t bytes) = 0;
 
+  // A stream on which nothing waits.
+  virtual Stream CopyStream() = 0;
+
   // Whether blocks of this GPU can use the peer's memory, and read, modify and write
   // words of it at once; made so if need be.
   virtual Status Reach(Gpu* peer) = 0;

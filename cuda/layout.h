@@ -41,6 +41,9 @@ struct OperationWords {
   alignas(kCacheLine) Atomic<uint64_t> ready;     // by the stream
   alignas(kCacheLine) Atomic<uint64_t> done;      // by the daemon
   alignas(kCacheLine) Atomic<uint64_t> released;  // by the stream: a staged result was copied
+  // What a stream copies to device memory at the start of an operation that is kept, and
+  // from there at a wait.
+  alignas(kCacheLine) uint64_t ticket;
 };
 
 // A member's index arrays of a ragged exchange, in device memory; see core/runtime.h.

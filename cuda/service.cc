@@ -13,7 +13,8 @@ namespace dfccl {
 namespace gpu {
 namespace {
 
-constexpr auto kKeeperPause = std::chrono::milliseconds(1);
+constexpr std::chrono::microseconds kKeeperPause(1000);
+constexpr std::chrono::microseconds kLeastWaitPause(20);
 // How long after a daemon has left with something unfinished it is launched again although
 // nothing is known to have changed; doubled while that is in vain.
 constexpr int64_t kLeastPauseNs = 1'000'000;
@@ -227,16 +228,20 @@ Service::~Service() {
     if (operation.state != State::kRunning || gpus_[operation.site]->gpu == nullptr) continue;
     operation.words->done.StoreRelease(operation.sequence);
   }
+  for (const Awaiting& awaiting : awaiting_) {
+    if (awaiting.served || gpus_[awaiting.site]->gpu == nullptr) continue;
+    awaiting.words->done.StoreRelease(awaiting.sequence);
+  }
 }
 
 Status Service::Start(int gpu, Stream stream, const Submission& submission,
-                      const RaggedArrays* ragged, uint64_t* ticket) {
+                      const RaggedArrays* ragged, uint64_t* ticket, void* keep) {
   std::unique_lock<std::mutex> lock(mutex_);
-  return Enter(gpu, stream, submission, ragged, ticket, lock);
+  return Enter(gpu, stream, submission, ragged, ticket, keep, lock);
 }
 
 Status Service::Enter(int gpu, Stream stream, const Submission& submission,
-                      const RaggedArrays* ragged, uint64_t* ticket,
+                      const RaggedArrays* ragged, uint64_t* ticket, void* keep,
                       std::unique_lock<std::mutex>& lock) {
   Drain();
   if (Status status = PopError(submission.device); !status.ok()) return status;
@@ -248,7 +253,9 @@ Status Service::Enter(int gpu, Stream stream, const Submission& submission,
   if ((signature.kind == Kind::kRaggedAllToAll) != (ragged != nullptr)) {
     return Refused(submission, "index arrays are for ragged exchanges, and for these only");
   }
-  if (GoesThroughHost(group)) return EnterRelay(gpu, stream, submission, ragged, ticket, lock);
+  if (GoesThroughHost(group)) {
+    return EnterRelay(gpu, stream, submission, ragged, ticket, keep, lock);
+  }
   if (!site->broken.ok()) return site->broken;
   const Plan* plan;
   const DevicePlan* device_plan;
@@ -318,8 +325,8 @@ Status Service::Enter(int gpu, Stream stream, const Submission& submission,
   ++instance->joined;
   *ticket = uint64_t{operation.generation} << 32 | (index + 1);
 
-  Status status;
-  if (operation.staged_source != nullptr && operation.source_bytes > 0) {
+  Status status = Keep(stream, *ticket, keep, &operation);
+  if (status.ok() && operation.staged_source != nullptr && operation.source_bytes > 0) {
     status = site->gpu->Copy(stream, operation.staged_source, submission.source,
                              static_cast<size_t>(operation.source_bytes));
   }
@@ -355,8 +362,22 @@ Service::HostOperation Service::MakeOperation(int gpu, const Submission& submiss
       block_bytes *
       (ragged != nullptr ? ragged->result_rows : ResultBlocks(signature.kind, members));
   operation.timeout_ns = submission.timeout_ns > 0 ? submission.timeout_ns : options_.timeout_ns;
-  operation.deadline_ns = NowNs() + operation.timeout_ns;
+  operation.start_ns = NowNs();
+  operation.deadline_ns = operation.start_ns + operation.timeout_ns;
+  operation.group = submission.group;
+  operation.signature = signature;
+  operation.name = submission.name;
+  operation.key = submission.key;
+  operation.has_key = submission.has_key;
   return operation;
+}
+
+Status Service::Keep(Stream stream, uint64_t ticket, void* there, HostOperation* operation) {
+  if (there == nullptr) return Status();
+  operation->kept = true;
+  operation->words->ticket = ticket;
+  return gpus_[operation->site]->gpu->Copy(stream, there, &operation->words->ticket,
+                                           sizeof(ticket));
 }
 
 // All its members decide alike.
@@ -378,7 +399,7 @@ bool Service::GoesThroughHost(const Group& group) const {
 }
 
 Status Service::EnterRelay(int gpu, Stream stream, const Submission& submission,
-                           const RaggedArrays* ragged, uint64_t* ticket,
+                           const RaggedArrays* ragged, uint64_t* ticket, void* keep,
                            std::unique_lock<std::mutex>& lock) {
   if (relay_ == nullptr) return Refused(submission, "nobody said that there are other processes");
   Site* site = gpus_[gpu].get();
@@ -390,6 +411,10 @@ Status Service::EnterRelay(int gpu, Stream stream, const Submission& submission,
   if (!status.ok()) return status;
   operation.words = site->free_words.back();
   site->free_words.pop_back();
+  const uint32_t index = NewOperation();
+  operation.generation = operations_[index].generation;
+  *ticket = uint64_t{operation.generation} << 32 | (index + 1);
+  status = Keep(stream, *ticket, keep, &operation);
 
   Submission staged = submission;
   staged.source = operation.staged_source;
@@ -417,9 +442,6 @@ Status Service::EnterRelay(int gpu, Stream stream, const Submission& submission,
     status = site->gpu->Write(stream, &operation.words->ready, operation.sequence);
   }
 
-  const uint32_t index = NewOperation();
-  operation.generation = operations_[index].generation;
-  *ticket = uint64_t{operation.generation} << 32 | (index + 1);
   relay_->Add(index, operation.words, operation.sequence, staged,
               ragged != nullptr ? &arrays : nullptr);
   operations_[index] = std::move(operation);
@@ -618,8 +640,8 @@ Status Service::Find(const Submission& submission, Instance** instance) {
 }
 
 std::string Service::SourceText(uint64_t program, int32_t site) const {
-  if (options_.source_of == nullptr) return "";
-  const std::string source = options_.source_of(program, site);
+  if (options_.site_of == nullptr) return "";
+  const std::string source = options_.site_of(program, site).source;
   return source.empty() ? "" : " at " + source;
 }
 
@@ -698,9 +720,10 @@ void Service::Drain() {
       EndOperation(end.operation);
     }
   }
+  ServeWaits();
   size_t kept = 0;
   for (uint32_t index : releasing_) {
-    if (IsUsedByStream(operations_[index])) {
+    if (IsHeld(operations_[index])) {
       releasing_[kept++] = index;
     } else {
       Retire(index);
@@ -763,7 +786,7 @@ void Service::EndOperation(uint32_t index) {
     // Why the instance failed may have become known after a lane of it had ended.
     if (instance != nullptr) operation.status = instance->status;
     ++counters_.failed;
-    if (!operation.reported) {
+    if (!operation.reported && !operation.kept) {
       errors_.try_emplace(operation.device,
                           Error{operation.status, operation.program, operation.launch});
     }
@@ -796,17 +819,18 @@ bool Service::Reached(const Atomic<uint64_t>& word, uint64_t sequence) {
   return static_cast<int64_t>(word.LoadAcquire() - sequence) >= 0;
 }
 
-// Whether a stream has yet to copy to or from memory that the operation holds.
-bool Service::IsUsedByStream(const HostOperation& operation) {
+// Whether a stream, or a wait, has yet to copy to or from memory that the operation holds.
+bool Service::IsHeld(const HostOperation& operation) {
   const OperationWords& words = *operation.words;
-  return (operation.staged_result != nullptr && !Reached(words.released, operation.sequence)) ||
+  return operation.awaited ||
+         (operation.staged_result != nullptr && !Reached(words.released, operation.sequence)) ||
          (operation.relayed && !Reached(words.ready, operation.sequence));
 }
 
 // The operation is over, and its ticket used.
 void Service::Retire(uint32_t index) {
   HostOperation& operation = operations_[index];
-  if (IsUsedByStream(operation)) {
+  if (IsHeld(operation)) {
     if (operation.state != State::kReleasing) releasing_.push_back(index);
     operation.state = State::kReleasing;
     return;
@@ -828,6 +852,147 @@ Service::HostOperation* Service::OperationOf(uint64_t ticket) {
   const bool good =
       operation.generation == ticket >> 32 && operation.state != State::kFree && !operation.taken;
   return good ? &operation : nullptr;
+}
+
+Service::HostOperation* Service::KeptOf(uint64_t ticket) {
+  HostOperation* operation = OperationOf(ticket);
+  return operation != nullptr && operation->kept ? operation : nullptr;
+}
+
+Status Service::Await(int gpu, Stream stream, const Wait& wait) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  Drain();
+  if (Status status = PopError(wait.device); !status.ok()) return status;
+  Rank rank;
+  if (Status status = FindRank(wait.device, gpu, &rank); !status.ok()) return status;
+  Site* site = gpus_[gpu].get();
+  if (Status status = WaitForRoom(site, rank, /*lanes=*/0, lock); !status.ok()) return status;
+  Awaiting awaiting;
+  awaiting.wait = wait;
+  awaiting.site = gpu;
+  awaiting.words = site->free_words.back();
+  site->free_words.pop_back();
+  awaiting.sequence = ++sequence_;
+  OperationWords* words = awaiting.words;
+  const uint64_t sequence = awaiting.sequence;
+  Status status = site->gpu->Copy(stream, &words->ticket, wait.ticket, sizeof(words->ticket));
+  if (status.ok()) status = site->gpu->Write(stream, &words->ready, sequence);
+  if (status.ok()) status = site->gpu->Wait(stream, &words->done, sequence);
+  if (status.ok()) status = site->gpu->Write(stream, &words->released, sequence);
+  if (!status.ok()) return status;  // the stream is broken, and the words are lost with it
+  awaiting_.push_back(awaiting);
+  wait_pause_ = kLeastWaitPause;
+  changed_.notify_all();
+  return status;
+}
+
+void Service::ServeWaits() {
+  size_t kept = 0;
+  for (size_t i = 0; i < awaiting_.size(); ++i) {
+    if (!awaiting_[i].served) Serve(&awaiting_[i]);
+    const Awaiting& awaiting = awaiting_[i];
+    if (awaiting.served && Reached(awaiting.words->released, awaiting.sequence)) {
+      gpus_[awaiting.site]->free_words.push_back(awaiting.words);
+    } else {
+      awaiting_[kept++] = awaiting;
+    }
+  }
+  awaiting_.resize(kept);
+}
+
+void Service::Serve(Awaiting* awaiting) {
+  OperationWords* words = awaiting->words;
+  const Wait& wait = awaiting->wait;
+  Status status;
+  if (awaiting->operation < 0) {
+    if (!Reached(words->ready, awaiting->sequence)) return;
+    wait_pause_ = kLeastWaitPause;
+    HostOperation* operation = KeptOf(words->ticket);
+    status = CheckWait(operation, wait);
+    if (status.ok()) {
+      operation->taken = operation->awaited = true;
+      awaiting->operation = static_cast<int64_t>((words->ticket & 0xffffffffu) - 1);
+    }
+  }
+  bool copied = false;
+  if (status.ok()) {
+    const auto index = static_cast<uint32_t>(awaiting->operation);
+    HostOperation& operation = operations_[index];
+    if (operation.state == State::kRunning) return;
+    status = operation.status;
+    if (status.ok() && operation.result_bytes > 0) {
+      Gpu& gpu = *gpus_[awaiting->site]->gpu;
+      const Stream stream = gpu.CopyStream();
+      status = gpu.Copy(stream, wait.destination, operation.staged_result,
+                        static_cast<size_t>(operation.result_bytes));
+      if (status.ok()) status = gpu.Write(stream, &words->done, awaiting->sequence);
+      copied = status.ok();
+      if (copied) status = gpu.Write(stream, &operation.words->released, operation.sequence);
+    }
+    if (!copied) operation.words->released.StoreRelease(operation.sequence);
+    operation.awaited = false;
+    if (operation.state == State::kOver) Retire(index);
+  }
+  if (!status.ok() && !awaiting->reported) {
+    errors_.try_emplace(wait.device, Error{status, wait.program, wait.launch});
+  }
+  if (!copied) words->done.StoreRelease(awaiting->sequence);
+  awaiting->served = true;
+  wait_pause_ = kLeastWaitPause;
+}
+
+// Whether the device may wait for it.
+Status Service::CheckWait(const HostOperation* operation, const Wait& wait) const {
+  if (operation == nullptr) {
+    return Status(StatusCode::kInvalidArgument,
+                  "a handle is waited for that has been waited for, dropped or cancelled before");
+  }
+  if (operation->device != wait.device) {
+    return Status(StatusCode::kInvalidArgument,
+                  "a handle of device " + std::to_string(operation->device) +
+                      " is waited for on device " + std::to_string(wait.device) +
+                      "; a handle goes from program to program as it is, on the same devices");
+  }
+  if (operation->result_bytes != wait.result_bytes) {
+    return Status(StatusCode::kInvalidArgument, "start and wait differ in size");
+  }
+  return Status();
+}
+
+Service::KeptState Service::StateOfKept(uint64_t ticket) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Drain();
+  const HostOperation* operation = KeptOf(ticket);
+  if (operation == nullptr) return KeptState::kGone;
+  return operation->state == State::kRunning ? KeptState::kPending : KeptState::kOver;
+}
+
+bool Service::DropKept(uint64_t ticket) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Drain();
+  HostOperation* operation = KeptOf(ticket);
+  if (operation == nullptr) return false;
+  operation->taken = true;
+  operation->words->released.StoreRelease(operation->sequence);  // no stream will
+  if (operation->state == State::kOver) Retire(static_cast<uint32_t>((ticket & 0xffffffffu) - 1));
+  return true;
+}
+
+bool Service::CancelKept(uint64_t ticket, const Status& status) {
+  uint64_t sequence;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Drain();
+    HostOperation* operation = KeptOf(ticket);
+    if (operation == nullptr || operation->state != State::kRunning) return false;
+    if (!operation->relayed) {
+      if (!operation->instance->status.ok()) return false;
+      Fail(operation->instance, status);
+      return true;
+    }
+    sequence = operation->sequence;
+  }
+  return relay_->Cancel(sequence, status);
 }
 
 void Service::Abandon(int gpu, Stream stream, uint64_t program, uint64_t launch,
@@ -855,6 +1020,10 @@ void Service::Abandon(int gpu, Stream stream, uint64_t program, uint64_t launch,
     operation.words->released.StoreRelease(operation.sequence);  // no stream will
     operation.taken = true;
     if (operation.state == State::kOver) Retire(index);
+  }
+  for (Awaiting& awaiting : awaiting_) {
+    awaiting.reported |=
+        awaiting.site == gpu && awaiting.wait.program == program && awaiting.wait.launch == launch;
   }
   for (auto error = errors_.begin(); error != errors_.end();) {
     const auto rank = ranks_.find(error->first);
@@ -909,7 +1078,51 @@ Status Service::TakeError(int64_t device) {
 bool Service::Idle() {
   std::lock_guard<std::mutex> lock(mutex_);
   Drain();
-  return unfinished_ == 0;
+  return unfinished_ == 0 && awaiting_.empty();
+}
+
+std::vector<FlightEntry> Service::InFlight() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Drain();
+  const int64_t now_ns = NowNs();
+  std::vector<FlightEntry> entries;
+  for (const HostOperation& operation : operations_) {
+    if (operation.state != State::kRunning) continue;
+    if (operation.relayed && relay_->IsSubmitted(operation.sequence)) continue;
+    const Signature& signature = operation.signature;
+    const Instance* instance = operation.instance;
+    const SiteInfo site = options_.site_of == nullptr
+                              ? SiteInfo()
+                              : options_.site_of(operation.program, operation.call_site);
+    FlightEntry entry;
+    entry.device = operation.device;
+    entry.sequence = operation.sequence;
+    entry.operation = site.operation.empty() ? KindName(signature.kind) : site.operation;
+    entry.name = operation.name;
+    if (operation.has_key) entry.key = std::to_string(operation.key);
+    entry.program = site.program;
+    entry.launch = operation.launch;
+    entry.source = site.source;
+    entry.dtype = DTypeName(signature.dtype);
+    entry.count = signature.count;
+    entry.bytes = std::max(operation.source_bytes, operation.result_bytes);
+    entry.plan =
+        PlanName(PlanRules(options_.plan_rules)
+                     .Choose(signature, operation.group->size(), operation.group->placement));
+    entry.group = operation.group->members;
+    if (instance != nullptr) {
+      for (size_t i = 0; i < instance->operations.size(); ++i) {
+        if (instance->operations[i] < 0) entry.absent.push_back(entry.group[i]);
+      }
+    }
+    entry.state = !Reached(operation.words->ready, operation.sequence) ? "waiting for its operand"
+                  : !entry.absent.empty()                              ? "waiting for members"
+                                                                       : "moving";
+    entry.age_s = static_cast<double>(now_ns - operation.start_ns) * 1e-9;
+    entry.wait_s = entry.age_s;
+    entries.push_back(std::move(entry));
+  }
+  return entries;
 }
 
 ServiceCounters Service::Counters() {
@@ -954,10 +1167,16 @@ void Service::EndBroken(Site* site) {
 void Service::Keep() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!stop_) {
-    if (unfinished_ == 0 && releasing_.empty()) {
-      changed_.wait(lock, [this] { return stop_ || unfinished_ > 0 || !releasing_.empty(); });
-    } else {
+    const auto is_idle = [this] {
+      return unfinished_ == 0 && releasing_.empty() && awaiting_.empty();
+    };
+    if (is_idle()) {
+      changed_.wait(lock, [&] { return stop_ || !is_idle(); });
+    } else if (awaiting_.empty()) {
       changed_.wait_for(lock, kKeeperPause);
+    } else {
+      changed_.wait_for(lock, wait_pause_);
+      wait_pause_ = std::min(2 * wait_pause_, kKeeperPause);
     }
     if (stop_) return;
     Drain();

@@ -9,10 +9,16 @@
 // Ranks are devices (Submission::device); several may share a GPU. Groups with members in
 // other processes, or on GPUs that do not reach each other's memory, go through the host
 // (relay.h) instead of the daemons.
+//
+// An operation that is kept outlives its launch. Its ticket is in device memory, as XLA may
+// copy it and hand it to other programs, and so the host does not know what a wait is for
+// when it is put into a stream. The stream tells it: the keeper reads the ticket, and when
+// the operation is over has its result copied by a stream that never waits.
 #ifndef DFCCL_CUDA_SERVICE_H_
 #define DFCCL_CUDA_SERVICE_H_
 
 #include <array>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -31,6 +37,7 @@
 #include "core/plans/plan.h"
 #include "core/runtime.h"
 #include "core/status.h"
+#include "core/trace/flight.h"
 #include "cuda/gpu.h"
 #include "cuda/layout.h"
 #include "cuda/memory.h"
@@ -53,8 +60,8 @@ struct ServiceOptions {
   int64_t timeout_ns = 600'000'000'000;
   uint64_t first_sequence = 0;  // tests start it near 2^63
   std::vector<PlanRule> plan_rules;
-  // For messages: the source line of a call site; may be empty.
-  std::function<std::string(uint64_t program, int32_t site)> source_of;
+  // For messages: what a call site is; may be empty.
+  std::function<SiteInfo(uint64_t program, int32_t site)> site_of;
 };
 
 struct ServiceCounters {
@@ -78,14 +85,33 @@ class Service {
 
   // Gives a member's part to the daemon of `gpu`, to begin once `stream` has come here.
   // An error is the call's own, or what an operation of this device ended with since.
-  // `ragged`: for kRaggedAllToAll, whose Submission::ragged stays empty.
+  // `ragged`: for kRaggedAllToAll, whose Submission::ragged stays empty. `keep`: the
+  // operation is kept, and the stream writes its ticket there; for Await, not for Finish.
   Status Start(int gpu, Stream stream, const Submission& submission, const RaggedArrays* ragged,
-               uint64_t* ticket);
+               uint64_t* ticket, void* keep = nullptr);
 
   // Makes `stream` wait for the operation, and then, if the daemon owns its result, copies
   // that to `destination`. Once for each Start, on any stream of the same GPU. An error is
   // the operation's, if it has failed by now; else a later call of the device has it.
   Status Finish(Stream stream, uint64_t ticket, void* destination);
+
+  struct Wait {
+    int64_t device = 0;
+    uint64_t program = 0;
+    uint64_t launch = 0;
+    const void* ticket = nullptr;  // in device memory
+    void* destination = nullptr;
+    int64_t result_bytes = 0;
+  };
+  // Makes `stream` wait for an operation that is kept, and for a copy of its result. What is
+  // wrong with it, or how it has failed, is an error of a later call of the device.
+  Status Await(int gpu, Stream stream, const Wait& wait);
+
+  // Of operations that are kept.
+  enum class KeptState { kPending, kOver, kGone };
+  KeptState StateOfKept(uint64_t ticket);
+  bool DropKept(uint64_t ticket);                          // false: it is gone
+  bool CancelKept(uint64_t ticket, const Status& status);  // false: it is gone or over
 
   // Ends a launch of a program on a GPU that has failed: fails what it has started and
   // not finished, and makes `stream` wait until nobody uses the buffers of that any more
@@ -97,6 +123,8 @@ class Service {
 
   // Whether nothing is unfinished.
   bool Idle();
+  // What is unfinished, but for what the host's runtime reports.
+  std::vector<FlightEntry> InFlight();
   ServiceCounters Counters();
 
  private:
@@ -162,6 +190,8 @@ class Service {
     State state = State::kFree;
     bool taken = false;  // Finish was called
     bool relayed = false;
+    bool kept = false;     // for a wait in whatever launch
+    bool awaited = false;  // by a wait that has not fetched its result
     bool seen_ready = false;
     int site = 0;
     int64_t device = 0;
@@ -184,6 +214,23 @@ class Service {
     int64_t result_bytes = 0;
     int64_t timeout_ns = 0;
     int64_t deadline_ns = 0;
+    // For reports.
+    const Group* group = nullptr;
+    Signature signature;
+    std::string name;
+    int64_t key = 0;
+    bool has_key = false;
+    int64_t start_ns = 0;
+  };
+  // A wait in a stream.
+  struct Awaiting {
+    Wait wait;
+    int site = 0;
+    OperationWords* words = nullptr;
+    uint64_t sequence = 0;
+    int64_t operation = -1;  // -1: the stream has not told its ticket
+    bool served = false;
+    bool reported = false;  // its launch has failed
   };
   using Key = std::pair<CollectiveId, const Group*>;
   struct KeyHash {
@@ -194,10 +241,11 @@ class Service {
   Status SetUp(Site* site);
   Status SetUpRelay();
   Status Enter(int gpu, Stream stream, const Submission& submission, const RaggedArrays* ragged,
-               uint64_t* ticket, std::unique_lock<std::mutex>& lock);
+               uint64_t* ticket, void* keep, std::unique_lock<std::mutex>& lock);
   Status EnterRelay(int gpu, Stream stream, const Submission& submission,
-                    const RaggedArrays* ragged, uint64_t* ticket,
+                    const RaggedArrays* ragged, uint64_t* ticket, void* keep,
                     std::unique_lock<std::mutex>& lock);
+  Status Keep(Stream stream, uint64_t ticket, void* there, HostOperation* operation);
   bool GoesThroughHost(const Group& group) const;
   HostOperation MakeOperation(int gpu, const Submission& submission, const RaggedArrays* ragged);
   Status PopError(int64_t device);
@@ -216,7 +264,7 @@ class Service {
   Status TakeHostMemory(const Submission& submission, int64_t index_bytes, Site* site,
                         HostOperation* operation, std::unique_lock<std::mutex>& lock);
   static bool Reached(const Atomic<uint64_t>& word, uint64_t sequence);
-  static bool IsUsedByStream(const HostOperation& operation);
+  static bool IsHeld(const HostOperation& operation);
   void GiveBack(HostOperation* operation);
   uint32_t NewOperation();
   void Fail(Instance* instance, const Status& status);
@@ -227,6 +275,10 @@ class Service {
   void Retire(uint32_t index);
   // nullptr: the ticket is not good.
   HostOperation* OperationOf(uint64_t ticket);
+  HostOperation* KeptOf(uint64_t ticket);
+  Status CheckWait(const HostOperation* operation, const Wait& wait) const;
+  void ServeWaits();
+  void Serve(Awaiting* awaiting);
   void LaunchIfParked(Site* site);
   void EndBroken(Site* site);
   void Keep();
@@ -245,8 +297,10 @@ class Service {
   std::deque<std::pair<Key, Status>> ended_badly_;  // the newest last
   std::deque<HostOperation> operations_;
   std::vector<uint32_t> free_operations_;
-  std::vector<uint32_t> releasing_;  // over, but a copy of their result may still run
-  std::map<int64_t, Error> errors_;  // by device
+  std::vector<uint32_t> releasing_;  // over, but their memory is still used
+  std::vector<Awaiting> awaiting_;
+  std::chrono::microseconds wait_pause_{0};  // of the keeper, while there are some
+  std::map<int64_t, Error> errors_;          // by device
   uint64_t sequence_ = 0;
   uint64_t unfinished_ = 0;
   ServiceCounters counters_;

@@ -66,13 +66,13 @@ def register_site(
 ) -> None:
     """Tells the runtime what a call site is, for its reports and errors."""
 
-def handle_state(ticket: int) -> str:
+def handle_state(ticket: int, gpu: bool = False) -> str:
     """What has become of a handle's operation: "pending", "finished" or "gone"."""
 
-def handle_drop(ticket: int) -> bool:
+def handle_drop(ticket: int, gpu: bool = False) -> bool:
     """Nobody will wait for it; False: it is gone already."""
 
-def handle_cancel(ticket: int) -> bool:
+def handle_cancel(ticket: int, gpu: bool = False) -> bool:
     """Ends it on all members with an error; False: it is gone or has finished."""
 
 def take_ends(timeout_s: float) -> list[tuple[int, str]]:

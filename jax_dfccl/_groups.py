@@ -39,6 +39,7 @@ class Group:
 
     name: str
     members: tuple[int, ...]  # global device ids
+    _platform: str = dataclasses.field(compare=False, repr=False)
 
     def __init__(self, devices: Iterable[Any], *, name: str) -> None:
         if not isinstance(name, str) or not name:
@@ -51,6 +52,7 @@ class Group:
             raise ValueError(f"Group: device {repeated[0]} is listed twice")
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "members", members)
+        object.__setattr__(self, "_platform", listed[0].platform)
 
     @property
     def size(self) -> int:
@@ -66,7 +68,7 @@ class Group:
     @property
     def devices(self) -> list[Any]:
         """The members, by rank."""
-        by_id = {device.id: device for device in jax.devices("cpu")}
+        by_id = {device.id: device for device in jax.devices(self._platform)}
         return [by_id[member] for member in self.members]
 
 

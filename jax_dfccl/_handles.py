@@ -229,7 +229,8 @@ def test(handle: Handle) -> bool:
     for ticket in _concrete("test", handle):
         if not ticket.is_ready():
             return False
-        states = [_core.handle_state(number) for number in numbers_of(ticket)]
+        gpu = _is_on_gpus(ticket)
+        states = [_core.handle_state(number, gpu) for number in numbers_of(ticket)]
         if "gone" in states:
             raise ValueError("test: the handle has been waited for or dropped")
         ready = ready and "pending" not in states
@@ -297,7 +298,7 @@ def cancel(handle: Handle) -> bool:
     cancelled = False
     for ticket in _concrete("cancel", handle):
         for number in numbers_of(ticket):
-            cancelled |= _core.handle_cancel(number)
+            cancelled |= _core.handle_cancel(number, _is_on_gpus(ticket))
     return cancelled
 
 
@@ -324,6 +325,11 @@ def numbers_of(ticket: Any) -> list[int]:
         for shard in ticket.addressable_shards
         for number in np.asarray(shard.data).view(np.uint64).tolist()
     ]
+
+
+def _is_on_gpus(ticket: Any) -> bool:
+    """Whether the numbers are those of GPUs, which have their own."""
+    return any(device.platform != "cpu" for device in ticket.devices())
 
 
 # --- handles that nobody holds any more ----------------------------------------------------------
@@ -359,8 +365,8 @@ def _drop_all() -> None:
         since, ticket, function = _forgotten.get()
         time.sleep(max(0.0, since + limit - time.monotonic()))
         try:
-            numbers = numbers_of(ticket)
+            numbers, gpu = numbers_of(ticket), _is_on_gpus(ticket)
         except jax.errors.JaxRuntimeError:  # of the program that was to start it
             continue
-        if sum(map(_core.handle_drop, numbers)):
+        if sum(_core.handle_drop(number, gpu) for number in numbers):
             _log.warning("a handle of %s was dropped without having been waited for", function)

@@ -322,7 +322,7 @@ def _refuse(kind: Kind, ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> An
 
 def _refuse_handle(ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> Any:
     platforms = ctx.platforms or ctx.module_context.platforms
-    raise NotImplementedError(f"handles are for CPU devices only, not for {', '.join(platforms)}")
+    raise NotImplementedError(f"handles are for CPUs and CUDA GPUs, not for {', '.join(platforms)}")
 
 
 # Not cacheable: a cached lowering would give two calls the source line of the first.
@@ -334,7 +334,8 @@ for _name, _primitive in PRIMITIVES.items():
 
 for _half, _rule in ((START, _lower_start), (WAIT, _lower_wait)):
     mlir.register_lowering(_half, _refuse_handle, cacheable=False)
-    mlir.register_lowering(_half, _rule, platform="cpu", cacheable=False)
+    for _platform in PLATFORMS:
+        mlir.register_lowering(_half, _rule, platform=_platform, cacheable=False)
 for _platform in PLATFORMS:
     mlir.register_lowering(RANK_IN_GROUP, _lower_rank, platform=_platform, cacheable=False)
 

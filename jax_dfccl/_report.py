@@ -21,7 +21,8 @@ class Report:
         "operation", "name", "key", "source", "program", "dtype", "count", "plan", "group",
         "absent", "state", "error", times in seconds and more. "devices": counters. "cycles":
         members that wait for each other, one line each. "override_lax": collectives of jax.lax
-        that `override_lax` "replaced" and "kept", by primitive. "plans": what was "forced", the
+        that `override_lax` "replaced" and "kept", by primitive. "gpus": what the daemons of GPUs
+        have done together; empty before the first call on one. "plans": what was "forced", the
         "table" of measured plans in use, a "note" if there is one that is not, and the "hash" that
         is equal in processes that choose the same plans.
         """
@@ -36,6 +37,8 @@ class Report:
             if counts:
                 listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
                 lines.append(f"of jax.lax, {what}: {listed}")
+        if gpus := self._data["gpus"]:
+            lines.append("GPUs: " + ", ".join(f"{count} {name}" for name, count in gpus.items()))
         plans = self._data["plans"]
         lines += [f"plans, {what}: {plans[what]}" for what in _plans.state if plans[what]]
         return "\n".join(lines)

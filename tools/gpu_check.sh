@@ -102,6 +102,7 @@ if [ -z "$emulate" ]; then
   fi
 fi
 step jitted 150 "$python" tests/programs/gpu.py "$platform"
+step "several processes" 120 "$python" tests/programs/gpu_across.py "$platform"
 
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
 for tool in memcheck racecheck; do
@@ -114,5 +115,4 @@ for tool in memcheck racecheck; do
     step "$tool" 120 "$sanitizer" --tool "$tool" --error-exitcode 9 "${check[@]}" conformance-small
   fi
 done
-skip "several processes" "groups over several processes do not exist for GPUs"
 finish

@@ -8,6 +8,7 @@
 #include <nanobind/stl/unordered_map.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <optional>
@@ -50,7 +51,7 @@ bool IsCuda(const std::string& platform) {
 nb::dict Registrations(const std::string& platform) {
   nb::dict targets;
   const bool is_cuda = IsCuda(platform);
-  for (int i = 0; i < (is_cuda ? kCudaTargetCount : kCpuTargetCount); ++i) {
+  for (int i = 0; i < kTargetCount; ++i) {
     const TargetHandlers& target = (is_cuda ? CudaTargets() : CpuTargets())[i];
     nb::dict stages;
     stages["instantiate"] = Capsule(target.instantiate);
@@ -246,8 +247,8 @@ int StandIn(double timeout_s) {
   return Runtime::Get().StandIn(timeout_ns);
 }
 
-const char* HandleStateName(uint64_t ticket) {
-  switch (StateOfHandle(ticket)) {
+const char* HandleStateName(uint64_t ticket, bool gpu) {
+  switch (gpu ? StateOfCudaHandle(ticket) : StateOfHandle(ticket)) {
     case HandleState::kPending:
       return "pending";
     case HandleState::kFinished:
@@ -323,11 +324,15 @@ nb::dict Report() {
   {
     nb::gil_scoped_release release;
     report = Runtime::Get().Report();
+    for (FlightEntry& entry : CudaInFlight()) report.in_flight.push_back(std::move(entry));
+    std::stable_sort(report.in_flight.begin(), report.in_flight.end(),
+                     [](const auto& a, const auto& b) { return a.device < b.device; });
   }
   nb::dict dict;
   dict["in_flight"] = List(report.in_flight, EntryDict);
   dict["recent"] = List(report.recent, EntryDict);
   dict["devices"] = List(report.devices, CountersDict);
+  dict["gpus"] = GpuCounters();
   dict["cycles"] = report.cycles;
   dict["open_tickets"] = OpenTicketCount();
   return dict;
@@ -401,14 +406,22 @@ NB_MODULE(_core, m) {
         "For so long, takes part with zeros in what other processes call; returns how many calls.");
   m.def("begin_executable", &dfccl::BeginExecutable,
         "The next executable is about to be compiled or loaded; one at a time.");
-  m.def("handle_state", &dfccl::HandleStateName, nb::arg("ticket"),
+  m.def("handle_state", &dfccl::HandleStateName, nb::arg("ticket"), nb::arg("gpu") = false,
         nb::call_guard<nb::gil_scoped_release>(), "'pending', 'finished' or 'gone'.");
-  m.def("handle_drop", &dfccl::DropHandle, nb::arg("ticket"),
-        nb::call_guard<nb::gil_scoped_release>(),
-        "Nobody will wait for it; False: it is gone already.");
-  m.def("handle_cancel", &dfccl::CancelHandle, nb::arg("ticket"),
-        nb::call_guard<nb::gil_scoped_release>(),
-        "Ends it on all members with an error; False: it is gone or has finished.");
+  m.def(
+      "handle_drop",
+      [](uint64_t ticket, bool gpu) {
+        return gpu ? dfccl::DropCudaHandle(ticket) : dfccl::DropHandle(ticket);
+      },
+      nb::arg("ticket"), nb::arg("gpu") = false, nb::call_guard<nb::gil_scoped_release>(),
+      "Nobody will wait for it; False: it is gone already.");
+  m.def(
+      "handle_cancel",
+      [](uint64_t ticket, bool gpu) {
+        return gpu ? dfccl::CancelCudaHandle(ticket) : dfccl::CancelHandle(ticket);
+      },
+      nb::arg("ticket"), nb::arg("gpu") = false, nb::call_guard<nb::gil_scoped_release>(),
+      "Ends it on all members with an error; False: it is gone or has finished.");
   m.def("take_ends", &dfccl::TakeEnds, nb::arg("timeout_s"),
         "Waits for ends of operations that were started with a tag: (tag, error or '').");
   m.def("report", &dfccl::Report, "The flight record of every device, as plain dicts and lists.");

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/trace/flight.h"
 #include "cuda/driver.h"
 #include "cuda/service.h"
 #include "xla/ffi/api/ffi.h"
@@ -25,24 +26,26 @@ struct TargetHandlers {
 // dfccl_handle_start      (source[, ragged][, key][, tag]) -> ticket u64[1]
 // dfccl_handle_wait       (ticket, more tickets...) -> result
 // The first three stand in one computation. A handle may be waited for in a later program.
+// On CUDA there is no tag.
 // ragged, for ragged_all_to_all: what the result holds before, and the four index
 // arrays in the order of RaggedPart (core/runtime.h)
-constexpr int kCpuTargetCount = 5;
+constexpr int kTargetCount = 5;
 const TargetHandlers* CpuTargets();
-// Of the first three so far.
-constexpr int kCudaTargetCount = 3;
 const TargetHandlers* CudaTargets();
 
 // Operations that were started and whose done has not come.
 int64_t OpenTicketCount();
 
-// What has become of an operation that a handle stands for.
+// What has become of an operation that a handle stands for, by the number of its platform.
 enum class HandleState { kPending, kFinished, kGone };
 HandleState StateOfHandle(uint64_t ticket);
+HandleState StateOfCudaHandle(uint64_t ticket);
 // Nobody will wait for it. False: it is gone already.
 bool DropHandle(uint64_t ticket);
+bool DropCudaHandle(uint64_t ticket);
 // Ends it with an error, on all its members. False: it is gone or has finished.
 bool CancelHandle(uint64_t ticket);
+bool CancelCudaHandle(uint64_t ticket);
 
 // The ends of operations that were started with a tag, on this process's devices.
 struct TaggedEnd {
@@ -67,6 +70,8 @@ void ConfigureCuda(const CudaOptions& options);
 void ShutdownCuda();
 // False: no call has come yet.
 bool CudaCounters(gpu::ServiceCounters* counters);
+// What is unfinished on GPUs, but for what the runtime reports.
+std::vector<FlightEntry> CudaInFlight();
 
 }  // namespace dfccl
 

@@ -239,10 +239,7 @@ Status CheckWait(const StartedOperation& started, int64_t device, const XLA_FFI_
 }
 
 XLA_FFI_Error* ExecuteWait(XLA_FFI_CallFrame* frame) {
-  if (frame->args.size < 1) {
-    return Fail(frame, Status(StatusCode::kInvalidArgument, "a wait needs a ticket"));
-  }
-  if (Status status = CheckTicket(Operand(*frame, 0)); !status.ok()) return Fail(frame, status);
+  if (Status status = CheckWaitOperands(*frame); !status.ok()) return Fail(frame, status);
   CallState* state;
   int64_t device, run_id;
   if (XLA_FFI_Error* error = GetState(frame, &state)) return error;
@@ -266,7 +263,7 @@ XLA_FFI_Error* ExecuteWait(XLA_FFI_CallFrame* frame) {
 }  // namespace
 
 const TargetHandlers* CpuTargets() {
-  static constexpr TargetHandlers kTargets[kCpuTargetCount] = {
+  static constexpr TargetHandlers kTargets[kTargetCount] = {
       {"dfccl_collective", Instantiate<CallState, Target::kSingle>,
        Execute<CallState, ExecuteSingle>},
       {"dfccl_collective_start", Instantiate<CallState, Target::kStart>,

@@ -3,7 +3,7 @@
 // they only hand the call to the service and leave what waits in the stream. No Future:
 // XLA:GPU blocks the host for one.
 //
-// A done cannot read its ticket, which would be in device memory by the time at which the
+// A done does not read its ticket, which would be in device memory by the time at which the
 // stream comes there. But a device's calls are made by one thread in the order of its
 // stream, so a done is that of the first start of the same launch and call site, and with
 // the same source, that has had none.
@@ -142,10 +142,10 @@ class Gpus {
     return Status();
   }
 
-  bool Counters(gpu::ServiceCounters* counters) {
+  // nullptr: no call has come yet, or none could be served.
+  std::shared_ptr<Service> service() {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (service_ != nullptr) *counters = service_->Counters();
-    return service_ != nullptr;
+    return service_;
   }
 
  private:
@@ -158,8 +158,8 @@ class Gpus {
       gpus.push_back(gpu::OpenGpu(options_.driver, device.ordinal, &status));
       if (!status.ok()) return status;
     }
-    options.source_of = [](uint64_t program, int32_t site) {
-      return Runtime::Get().FindSite(program, site).source;
+    options.site_of = [](uint64_t program, int32_t site) {
+      return Runtime::Get().FindSite(program, site);
     };
     service_ = Service::Make(std::move(gpus), options, &status);
     return status;
@@ -200,9 +200,10 @@ struct Execution {
     return DecodeSubmission(*state, frame, device, run_id, read, submission, ragged);
   }
 
-  Status Start(const Submission& submission, const RaggedOperands& ragged, uint64_t* ticket) const {
+  Status Start(const Submission& submission, const RaggedOperands& ragged, uint64_t* ticket,
+               void* keep = nullptr) const {
     if (submission.ragged == nullptr) {
-      return service->Start(gpu, stream, submission, nullptr, ticket);
+      return service->Start(gpu, stream, submission, nullptr, ticket, keep);
     }
     const RaggedOperands::Array* arrays = ragged.arrays;
     for (int i = 1; i < 4; ++i) {
@@ -216,7 +217,7 @@ struct Execution {
                                      arrays[2].data,   arrays[3].data,
                                      part.initial,     part.source_rows,
                                      part.result_rows, arrays[0].wide ? uint32_t{1} : uint32_t{0}};
-    return service->Start(gpu, stream, submission, &there, ticket);
+    return service->Start(gpu, stream, submission, &there, ticket, keep);
   }
 
   // Ends what else the failed launch has in flight: XLA runs no more of it and takes its
@@ -285,20 +286,94 @@ XLA_FFI_Error* ExecuteDone(XLA_FFI_CallFrame* frame) {
   return status.ok() ? nullptr : execution.Fail(frame, status);
 }
 
+XLA_FFI_Error* ExecuteHandleStart(XLA_FFI_CallFrame* frame) {
+  Execution execution;
+  if (XLA_FFI_Error* error = execution.Begin(frame)) return error;
+  Submission submission;
+  RaggedOperands ragged;
+  uint64_t ticket;
+  Status status = CheckTicket(Result(*frame));
+  if (status.ok() && execution.state->has_tag) {
+    status =
+        Status(StatusCode::kInvalidArgument, "ends are announced under a tag on CPU devices only");
+  }
+  if (status.ok()) status = execution.Decode(*frame, &submission, &ragged);
+  if (status.ok()) status = execution.Start(submission, ragged, &ticket, Result(*frame).data);
+  return status.ok() ? nullptr : execution.Fail(frame, status);
+}
+
+XLA_FFI_Error* ExecuteHandleWait(XLA_FFI_CallFrame* frame) {
+  Execution execution;
+  if (XLA_FFI_Error* error = execution.Begin(frame)) return error;
+  BufferView result;
+  Status status = CheckWaitOperands(*frame);
+  if (status.ok()) status = DecodeBuffer(Result(*frame), &result);
+  if (!status.ok()) return execution.Fail(frame, status);
+  const CudaCallState& state = *execution.state;
+  Service::Wait wait;
+  wait.device = execution.device;
+  wait.program = state.program;
+  wait.launch = state.call_site->Launch(execution.run_id);
+  wait.ticket = Operand(*frame, 0).data;
+  wait.destination = result.data;
+  wait.result_bytes = result.bytes();
+  status = execution.service->Await(execution.gpu, execution.stream, wait);
+  return status.ok() ? nullptr : execution.Fail(frame, status);
+}
+
 }  // namespace
 
 void ConfigureCuda(const CudaOptions& options) { Gpus::Get().Configure(options); }
 void ShutdownCuda() { Gpus::Get().Shutdown(); }
-bool CudaCounters(gpu::ServiceCounters* counters) { return Gpus::Get().Counters(counters); }
+
+bool CudaCounters(gpu::ServiceCounters* counters) {
+  const std::shared_ptr<Service> service = Gpus::Get().service();
+  if (service != nullptr) *counters = service->Counters();
+  return service != nullptr;
+}
+
+std::vector<FlightEntry> CudaInFlight() {
+  const std::shared_ptr<Service> service = Gpus::Get().service();
+  return service != nullptr ? service->InFlight() : std::vector<FlightEntry>();
+}
+
+HandleState StateOfCudaHandle(uint64_t ticket) {
+  const std::shared_ptr<Service> service = Gpus::Get().service();
+  if (service == nullptr) return HandleState::kGone;
+  switch (service->StateOfKept(ticket)) {
+    case Service::KeptState::kPending:
+      return HandleState::kPending;
+    case Service::KeptState::kOver:
+      return HandleState::kFinished;
+    case Service::KeptState::kGone:
+      break;
+  }
+  return HandleState::kGone;
+}
+
+bool DropCudaHandle(uint64_t ticket) {
+  const std::shared_ptr<Service> service = Gpus::Get().service();
+  return service != nullptr && service->DropKept(ticket);
+}
+
+bool CancelCudaHandle(uint64_t ticket) {
+  const std::shared_ptr<Service> service = Gpus::Get().service();
+  const Status why(StatusCode::kAborted, "a member has cancelled its handle");
+  return service != nullptr && service->CancelKept(ticket, why);
+}
 
 const TargetHandlers* CudaTargets() {
-  static constexpr TargetHandlers kTargets[kCudaTargetCount] = {
+  static constexpr TargetHandlers kTargets[kTargetCount] = {
       {"dfccl_collective", Instantiate<CudaCallState, Target::kSingle>,
        Execute<CudaCallState, ExecuteSingle>},
       {"dfccl_collective_start", Instantiate<CudaCallState, Target::kStart>,
        Execute<CudaCallState, ExecuteStart>},
       {"dfccl_collective_done", Instantiate<CudaCallState, Target::kDone>,
        Execute<CudaCallState, ExecuteDone>},
+      {"dfccl_handle_start", Instantiate<CudaCallState, Target::kHandleStart>,
+       Execute<CudaCallState, ExecuteHandleStart>},
+      {"dfccl_handle_wait", Instantiate<CudaCallState, Target::kHandleWait>,
+       Execute<CudaCallState, ExecuteHandleWait>},
   };
   return kTargets;
 }

@@ -40,6 +40,11 @@ Status CheckDoneOperands(const XLA_FFI_CallFrame& frame) {
   return CheckTicket(Operand(frame, 0));
 }
 
+Status CheckWaitOperands(const XLA_FFI_CallFrame& frame) {
+  if (frame.args.size < 1) return Invalid("a wait needs a ticket");
+  return CheckTicket(Operand(frame, 0));
+}
+
 Status CheckDone(const XLA_FFI_CallFrame& frame, const StartedCall& started) {
   BufferView source, result;
   if (Status status = DecodeBuffer(Operand(frame, 1), &source); !status.ok()) return status;

@@ -40,6 +40,9 @@ StartedCall MakeStarted(const Submission& submission);
 Status CheckDoneOperands(const XLA_FFI_CallFrame& frame);
 Status CheckDone(const XLA_FFI_CallFrame& frame, const StartedCall& started);
 
+// Of a wait for a handle.
+Status CheckWaitOperands(const XLA_FFI_CallFrame& frame);
+
 // `State` is CallState, or one for another platform: XLA's copies of different
 // platforms number types independently.
 template <typename State, Target target>

@@ -333,6 +333,26 @@ TEST(ServiceTest, EndsWhatIsUnfinishedWhenItEnds) {
   ranks.reset();  // within its bound, or the test's limit ends it
 }
 
+TEST(ServiceTest, EndsWhatIsAwaitedWhenItEnds) {
+  std::mt19937 random(23);
+  auto ranks = std::make_unique<Ranks>(2, SmallOptions());
+  Parts parts = MakeParts(ranks.get(), MakeCall(Kind::kAllReduce, Devices(2), 100, &random));
+  Submission submission = parts[0]->MakeSubmission();
+  submission.result = nullptr;
+  uint64_t ticket, kept = 0;
+  Service& service = ranks->service();
+  ASSERT_TRUE(service.Start(0, &ranks->stream(0), submission, nullptr, &ticket, &kept).ok());
+  Service::Wait wait;
+  wait.ticket = &kept;
+  wait.destination = parts[0]->source().data();
+  wait.result_bytes = static_cast<int64_t>(parts[0]->source().size());
+  ASSERT_TRUE(service.Await(0, &ranks->stream(0), wait).ok());
+  ASSERT_TRUE(ranks->Eventually(
+      [&] { return service.StateOfKept(ticket) != Service::KeptState::kPending; }));
+  EXPECT_EQ(kept, ticket);
+  ranks.reset();
+}
+
 TEST(ServiceTest, RaggedExchanges) {
   std::mt19937 random(19);
   Ranks ranks(5, SmallOptions(), {1, 2, nullptr});

@@ -2,6 +2,7 @@
 """What programs of several processes share: `python PROGRAM.py CASE ADDRESS PROCESSES RANK EACH`.
 
 tests/support/jobs.py starts one for each process. Each must print `right` last and end with 0.
+DFCCL_TEST_PLATFORM says on which devices; CPU devices if it is not set.
 """
 
 import os
@@ -23,7 +24,7 @@ CASE, ADDRESS = sys.argv[1:3]
 PROCESSES, RANK, EACH = map(int, sys.argv[3:6])
 case_arguments = sys.argv[6:]
 
-jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_platforms", os.environ.get("DFCCL_TEST_PLATFORM", "cpu"))
 jax.config.update("jax_num_cpu_devices", EACH)
 jax.config.update("jax_enable_x64", True)
 jax.distributed.initialize(ADDRESS, PROCESSES, RANK)

@@ -19,12 +19,18 @@ from jax import lax
 from members import spmd
 
 import jax_dfccl
-from jax_dfccl import _cluster, _core, _lowering
+from jax_dfccl import _cluster, _core, _handles, _lowering
 
 N = 8
 X = np.arange(N * 8, dtype=np.float32).reshape(N, 8)
 INDICES = np.arange(N, dtype=np.int32)
-TARGETS = ("dfccl_collective", "dfccl_collective_start", "dfccl_collective_done")
+TARGETS = (
+    "dfccl_collective",
+    "dfccl_collective_start",
+    "dfccl_collective_done",
+    "dfccl_handle_start",
+    "dfccl_handle_wait",
+)
 CHECKS = [jax.export.DisabledSafetyCheck.custom_call(target) for target in TARGETS]
 
 KINDS: dict[str, Any] = {
@@ -76,14 +82,46 @@ def two_orders(x):
 
 def test_starts_come_before_dones_in_branches():
     targets = re.findall(r"custom_call @(dfccl_\w+)\(", lowered(two_orders, "cuda"))
-    start, done = TARGETS[1:]
+    start, done = TARGETS[1:3]
     assert targets == 2 * [start, start, done, done]
 
 
-def test_handles_are_refused():
-    traced = spmd(lambda x: jax_dfccl.wait(jax_dfccl.start(jax_dfccl.all_reduce, x, "i"))).trace(X)
-    with pytest.raises(NotImplementedError, match="handles are for CPU devices only, not for cuda"):
-        traced.lower(lowering_platforms=("cuda",))
+def test_handles():
+    def two(x):
+        a, b = (jax_dfccl.start(jax_dfccl.all_reduce, k * x, "i") for k in (1, 2))
+        return jax_dfccl.wait(b) - jax_dfccl.wait(a)
+
+    text = lowered(two, "cuda")
+    start, wait = TARGETS[3:]
+    assert re.findall(r"custom_call @(dfccl_\w+)\(", text) == [start, start, wait, wait]
+    assert text == lowered(two, "cpu")
+    with pytest.raises(
+        NotImplementedError, match="handles are for CPUs and CUDA GPUs, not for tpu"
+    ):
+        lowered(two, "tpu")
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_handles_are_known_by_platform(monkeypatch, gpu):
+    """GPUs have tickets of their own, with the same numbers."""
+    asked: list[Any] = []
+    device = types.SimpleNamespace(platform="gpu" if gpu else "cpu")
+    ticket = types.SimpleNamespace(
+        addressable_shards=[types.SimpleNamespace(data=np.array([7], np.uint64))],
+        devices=lambda: [device],
+        is_ready=lambda: True,
+    )
+    monkeypatch.setattr(_handles, "_concrete", lambda function, handle: (ticket,))
+    for name, result in (("handle_state", "finished"), ("handle_cancel", True)):
+        monkeypatch.setattr(
+            _core,
+            name,
+            lambda *asks, name=name, result=result: asked.append((name, *asks)) or result,
+        )
+    handle: Any = None
+    assert jax_dfccl.test(handle)
+    assert jax_dfccl.cancel(handle)
+    assert asked == [("handle_state", 7, gpu), ("handle_cancel", 7, gpu)]
 
 
 def test_export():
@@ -181,7 +219,7 @@ def test_groups_over_processes(gpus, monkeypatch):
 
 def test_handlers_of_platforms():
     cpu, cuda = (_core.registrations(platform) for platform in ("cpu", "CUDA"))
-    assert set(cuda) == set(TARGETS) < set(cpu)
+    assert set(cuda) == set(TARGETS) == set(cpu)
     assert all(set(stages) == {"instantiate", "execute"} for stages in cuda.values())
     with pytest.raises(ValueError, match="no handlers for ROCM"):
         _core.registrations("ROCM")

@@ -269,6 +269,7 @@ def test_report_text_joins_the_members_of_a_collective():
         "devices": [device],
         "cycles": ["devices 0 and 1 wait for each other"],
         "override_lax": {"replaced": {"psum": 2, "pmax": 1}, "kept": {}},
+        "gpus": {"submitted": 3, "completed": 2},
         "plans": {"forced": "ring:8", "table": "", "note": "", "hash": "01"},
     }
     assert str(Report(flight)).splitlines() == [
@@ -281,6 +282,7 @@ def test_report_text_joins_the_members_of_a_collective():
         "device 0: 4 submitted, 3 completed, 0 failed, 1 preemption, 2 context saves, 1 quit, "
         "0 restarts, largest wait 250.00 ms",
         "of jax.lax, replaced: 1 pmax, 2 psum",
+        "GPUs: 3 submitted, 2 completed",
         "plans, forced: ring:8",
     ]
     copy = Report(flight).as_dict()

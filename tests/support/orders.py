@@ -40,7 +40,9 @@ def total(name: str, launch: int) -> float:
 def spread(devices: list[jax.Device]) -> list[jax.Device]:
     """Four of them: the first of each process, or of few processes more."""
     each = max(1, 4 // jax.process_count())
-    return [device for device in devices if device.id % 2048 < each][:4]
+    processes = sorted({device.process_index for device in devices})
+    of_each = [[d for d in devices if d.process_index == process] for process in processes]
+    return [device for of_one in of_each for device in of_one[:each]][:4]
 
 
 def through_handles(devices: list[jax.Device]) -> Iterator[tuple[object, jax.Array, float]]:

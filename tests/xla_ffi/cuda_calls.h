@@ -86,11 +86,12 @@ inline Attributes MakeAttributes(const Call& call, int64_t site, const std::stri
   attributes.Set("site", site);
   attributes.Set("as_device", int64_t{-1});
   attributes.Set("stage", int64_t{0});
+  attributes.Set("has_tag", int64_t{0});
   return attributes;
 }
 
 // In the order of CudaTargets().
-enum CudaTarget { kSingle, kStart, kDone };
+enum CudaTarget { kSingle, kStart, kDone, kHandleStart, kHandleWait };
 
 inline std::unique_ptr<CustomCall> Make(CudaTarget target, const Attributes& attributes) {
   std::string error;

@@ -39,6 +39,8 @@ using testing::Call;
 using testing::CustomCall;
 using testing::kDone;
 using testing::kFirst;
+using testing::kHandleStart;
+using testing::kHandleWait;
 using testing::kSingle;
 using testing::kStart;
 using testing::Launch;
@@ -214,6 +216,87 @@ void Disorder(Process* process) {
   }
 }
 
+// Handles, waited for in a later launch and in an order of each device's own. The host's
+// runtime and the service tell together what is in flight.
+void Handles(Process* process) {
+  constexpr int kCalls = 6;
+  std::mt19937 random(9);
+  std::vector<Call> calls;
+  std::vector<std::unique_ptr<CustomCall>> starts, waits;
+  for (int i = 0; i < kCalls; ++i) {
+    calls.push_back(MakeCall(static_cast<Kind>(2 * i), process->AllDevices(), 200 + i, &random));
+    starts.push_back(Make(kHandleStart, MakeAttributes(calls[i], i, "")));
+    waits.push_back(Make(kHandleWait, MakeAttributes(calls[i], kCalls + i, "")));
+  }
+  std::mt19937 own(static_cast<uint32_t>(process->self()));
+  for (int64_t run = 1; run < 10; run += 2) {
+    std::vector<std::unique_ptr<Member>> members[kGpus];
+    for (int gpu = 0; gpu < kGpus; ++gpu) {
+      for (const Call& call : calls) {
+        members[gpu].push_back(
+            std::make_unique<Member>(call, Process::MemberOf(call, process->Device(gpu))));
+      }
+      for (int i = 0; i < kCalls; ++i) {
+        Member& member = *members[gpu][i];
+        EXPECT_EQ(starts[i]->Execute(process->On(gpu, run), {member.Source()}, member.Ticket()),
+                  "");
+      }
+      std::vector<int> order = {0, 1, 2, 3, 4, 5};
+      std::shuffle(order.begin(), order.end(), own);
+      for (int i : order) {
+        Member& member = *members[gpu][i];
+        EXPECT_EQ(waits[i]->Execute(process->On(gpu, run + 1), {member.Ticket()}, member.Result()),
+                  "");
+      }
+    }
+    process->Synchronize();
+    for (const auto& of_gpu : members) {
+      for (const auto& member : of_gpu) {
+        member->Check();
+        EXPECT_EQ(StateOfCudaHandle(member->ticket), HandleState::kGone);
+      }
+    }
+    if (::testing::Test::HasFailure()) return;
+  }
+  // One that nobody else starts, before and after its operand is there.
+  const Call call = MakeCall(Kind::kAllReduce, process->AllDevices(), 20, &random);
+  auto start = Make(kHandleStart, MakeAttributes(call, 2 * kCalls, ""));
+  Member member(call, Process::MemberOf(call, process->Device(0)));
+  Atomic<uint32_t> go;
+  const Launch launch = process->On(0, 100);
+  // All count this launch, though one of them has more to do in it.
+  const Call before = MakeCall(Kind::kBarrier, process->AllDevices(), 5, &random);
+  auto single = Make(kSingle, MakeAttributes(before, 3 * kCalls, ""));
+  Member others[kGpus] = {{before, Process::MemberOf(before, process->Device(0))},
+                          {before, Process::MemberOf(before, process->Device(1))}};
+  for (int gpu = 0; gpu < kGpus; ++gpu) {
+    EXPECT_EQ(single->Execute(process->On(gpu, 100), {others[gpu].Source()}, others[gpu].Result()),
+              "");
+  }
+  process->Synchronize();
+  static_cast<EmulatedStream*>(launch.stream)->Put([&] {
+    while (go.LoadAcquire() == 0) std::this_thread::yield();
+  });
+  if (process->self() == 0) {
+    EXPECT_EQ(start->Execute(launch, {member.Source()}, member.Ticket()), "");
+    const std::vector<FlightEntry> unready = CudaInFlight();
+    EXPECT_EQ(unready.size(), 1u);
+    EXPECT_EQ(unready.empty() ? "" : unready[0].state, "waiting for its operand");
+    EXPECT_TRUE(Runtime::Get().Report().in_flight.empty());
+    go.StoreRelease(1);
+    EXPECT_TRUE(Process::Eventually([] { return Runtime::Get().Report().in_flight.size() == 1; }));
+    EXPECT_TRUE(CudaInFlight().empty());
+    process->Synchronize();
+    EXPECT_EQ(StateOfCudaHandle(member.ticket), HandleState::kPending);
+    EXPECT_TRUE(CancelCudaHandle(member.ticket));
+    EXPECT_TRUE(Process::Eventually(
+        [&] { return StateOfCudaHandle(member.ticket) == HandleState::kFinished; }));
+    EXPECT_TRUE(DropCudaHandle(member.ticket));
+  }
+  go.StoreRelease(1);
+  RunEveryKind(process, 200);  // and so nobody has left before
+}
+
 // Members of different processes disagree: all hear of it from their next calls, and then
 // all is well again.
 void Disagreement(Process* process) {
@@ -269,6 +352,7 @@ void Death(Process* process) {
 TEST(HandlersAcrossTest, EveryKindOverRings) { RunProcesses(2, true, EveryKind); }
 TEST(HandlersAcrossTest, EveryKindOverSockets) { RunProcesses(3, false, EveryKind); }
 TEST(HandlersAcrossTest, Disorder) { RunProcesses(2, true, Disorder); }
+TEST(HandlersAcrossTest, Handles) { RunProcesses(2, true, Handles); }
 TEST(HandlersAcrossTest, Disagreement) { RunProcesses(2, true, Disagreement); }
 TEST(HandlersAcrossTest, Death) { RunProcesses(2, true, Death, /*ends_badly=*/1); }
 

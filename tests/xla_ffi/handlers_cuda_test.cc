@@ -13,6 +13,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/identity.h"
@@ -34,6 +35,8 @@ using testing::Call;
 using testing::CustomCall;
 using testing::kDone;
 using testing::kFirst;
+using testing::kHandleStart;
+using testing::kHandleWait;
 using testing::kSingle;
 using testing::kStart;
 using testing::Launch;
@@ -345,6 +348,130 @@ TEST_F(HandlersCudaTest, WhatNobodyAwaitsIsGivenUp) {
   End();  // the daemon may still read the last ones' source
 }
 
+// A handle is started by one program and waited for by another, in opposite orders on two
+// devices; the operand is the program's again at once, and XLA may copy the ticket.
+TEST_F(HandlersCudaTest, HandlesOfEveryKind) {
+  for (int k = 0; k < static_cast<int>(Kind::kRaggedAllToAll); ++k) {
+    std::vector<Call> calls;
+    std::vector<std::unique_ptr<CustomCall>> starts, waits;
+    std::vector<std::unique_ptr<Member>> members;
+    for (int c = 0; c < 2; ++c) {
+      calls.push_back(MakeCall(static_cast<Kind>(k), Devices(2), c == 0 ? 1500 : 70, &random_));
+      const int64_t site = 2 * k + c;
+      starts.push_back(Make(kHandleStart, MakeAttributes(calls[c], site, "")));
+      Attributes later = MakeAttributes(calls[c], site, "");
+      later.Set("program", int64_t{4712});
+      waits.push_back(Make(kHandleWait, later));
+      for (int device = 0; device < 2; ++device) {
+        members.push_back(std::make_unique<Member>(calls[c], device));
+      }
+    }
+    uint64_t copies[2][2] = {};
+    for (int device = 0; device < 2; ++device) {
+      for (int turn = 0; turn < 2; ++turn) {
+        const int c = (turn + device) % 2;
+        Member& member = *members[2 * c + device];
+        EXPECT_EQ(starts[c]->Execute(On(device, 1 + k), {member.Source()}, member.Ticket()), "");
+        streams_[device]->Put([&member, copy = &copies[c][device]] {
+          std::fill(member.source.begin(), member.source.end(), '\x33');
+          *copy = std::exchange(member.ticket, 0);
+        });
+      }
+      for (int turn = 0; turn < 2; ++turn) {
+        const int c = turn;  // the other order on one of them
+        Member& member = *members[2 * c + device];
+        const Array ticket = {XLA_FFI_DataType_U64, &copies[c][device], {1}};
+        EXPECT_EQ(waits[c]->Execute(On(device, 1000 + k), {ticket}, member.Result()), "");
+      }
+    }
+    Synchronize();
+    for (const auto& member : members) member->Check();
+    if (HasFailure()) return End();
+  }
+}
+
+TEST_F(HandlersCudaTest, WhatBecomesOfHandles) {
+  Runtime::Get().RegisterSite(4711, 0, {"all_reduce(sum)", "", "train.py:7 (begin)", "jit_g", {}});
+  const Call call = MakeCall(Kind::kAllReduce, Devices(2), 500, &random_);
+  auto start = Make(kHandleStart, MakeAttributes(call, 0, ""));
+  auto wait = Make(kHandleWait, MakeAttributes(call, 1, ""));
+  const Call alone[] = {MakeCall(Kind::kBarrier, {kFirst}, 5, &random_),
+                        MakeCall(Kind::kBarrier, {kFirst + 1}, 5, &random_)};
+  auto plain = Make(kSingle, MakeAttributes(alone[0], 2, ""));
+  auto plain_there = Make(kSingle, MakeAttributes(alone[1], 3, ""));
+  // What a later call of the device returns.
+  int64_t run = 100;
+  const auto error_of = [&](int device) {
+    std::string error;
+    EXPECT_TRUE(Eventually([&] {
+      Member part(alone[device], 0);
+      error = (device == 0 ? plain : plain_there)
+                  ->Execute(On(device, run++), {part.Source()}, part.Result());
+      Synchronize();
+      return !error.empty();
+    }));
+    return error;
+  };
+
+  Member first(call, 0), second(call, 1);
+  EXPECT_EQ(start->Execute(On(0, 1), {first.Source()}, first.Ticket()), "");
+  streams_[0]->Synchronize();
+  EXPECT_EQ(StateOfCudaHandle(first.ticket), HandleState::kPending);
+  const std::vector<FlightEntry> entries = CudaInFlight();
+  ASSERT_EQ(entries.size(), 1u);
+  EXPECT_EQ(entries[0].device, kFirst);
+  EXPECT_EQ(entries[0].operation, "all_reduce(sum)");
+  EXPECT_EQ(entries[0].source, "train.py:7 (begin)");
+  EXPECT_EQ(entries[0].state, "waiting for members");
+  EXPECT_EQ(entries[0].absent, std::vector<int64_t>{kFirst + 1});
+  EXPECT_EQ(start->Execute(On(1, 1), {second.Source()}, second.Ticket()), "");
+  ASSERT_TRUE(
+      Eventually([&] { return StateOfCudaHandle(first.ticket) == HandleState::kFinished; }));
+  EXPECT_TRUE(Eventually([] { return CudaInFlight().empty(); }));
+  EXPECT_FALSE(CancelCudaHandle(first.ticket));
+  EXPECT_EQ(wait->Execute(On(0, 2), {first.Ticket()}, first.Result()), "");
+  Synchronize();
+  first.Check();
+  EXPECT_EQ(StateOfCudaHandle(first.ticket), HandleState::kGone);
+  EXPECT_FALSE(DropCudaHandle(first.ticket));
+
+  // Twice, and on another device: errors of later calls, and the handle stays as it was.
+  EXPECT_EQ(wait->Execute(On(0, 3), {first.Ticket()}, first.Result()), "");
+  EXPECT_NE(error_of(0).find("has been waited for"), std::string::npos);
+  EXPECT_EQ(wait->Execute(On(0, 4), {second.Ticket()}, first.Result()), "");
+  EXPECT_NE(error_of(0).find("a handle of device 101 is waited for on device 100"),
+            std::string::npos);
+  EXPECT_EQ(wait->Execute(On(1, 2), {second.Ticket()}, second.Result()), "");
+  Synchronize();
+  second.Check();
+
+  // Cancelled: the error is that of who waits, and of who comes later.
+  Member cancelled(call, 0), late(call, 1);
+  EXPECT_EQ(start->Execute(On(0, 50), {cancelled.Source()}, cancelled.Ticket()), "");
+  streams_[0]->Synchronize();
+  EXPECT_TRUE(CancelCudaHandle(cancelled.ticket));
+  EXPECT_EQ(wait->Execute(On(0, 51), {cancelled.Ticket()}, cancelled.Result()), "");
+  EXPECT_NE(error_of(0).find("has cancelled its handle"), std::string::npos);
+  EXPECT_NE(start->Execute(On(1, 50), {late.Source()}, late.Ticket()).find("has cancelled"),
+            std::string::npos);
+}
+
+// Their memory is given back.
+TEST_F(HandlersCudaTest, HandlesThatAreDropped) {
+  const Call call = MakeCall(Kind::kAllGather, Devices(2), 9000, &random_);
+  auto start = Make(kHandleStart, MakeAttributes(call, 0, ""));
+  for (int64_t run = 0; run < 300; ++run) {
+    Member members[] = {{call, 0}, {call, 1}};
+    for (Member& member : members) {
+      EXPECT_EQ(start->Execute(On(member.member, run), {member.Source()}, member.Ticket()), "");
+    }
+    Synchronize();
+    for (Member& member : members) EXPECT_TRUE(DropCudaHandle(member.ticket));
+    ASSERT_TRUE(Eventually([] { return CudaInFlight().empty(); }));
+    if (HasFailure()) return End();
+  }
+}
+
 TEST_F(HandlersCudaTest, WrongCallsAreRefused) {
   const Call call = MakeCall(Kind::kAllReduce, Devices(2), 10, &random_);
   const Attributes attributes = MakeAttributes(call, 0, "");
@@ -368,6 +495,14 @@ TEST_F(HandlersCudaTest, WrongCallsAreRefused) {
   expect(done->Execute(On(0, 2), {member.Ticket(), other.Source()}, member.Result()),
          "moved between start and done");
   Synchronize();
+  auto wait = Make(kHandleWait, attributes);
+  expect(wait->Execute(On(0, 3), {}, member.Result()), "a wait needs a ticket");
+  expect(wait->Execute(On(0, 3), {member.Source()}, member.Result()), "must be a uint64[1]");
+  Attributes with_tag = attributes;
+  with_tag.Set("has_tag", int64_t{1});
+  auto tagged = Make(kHandleStart, with_tag);
+  expect(tagged->Execute(On(0, 3), {member.Source(), member.Source()}, member.Ticket()),
+         "on CPU devices only");
   Attributes without_pass = attributes;
   without_pass.Set("site", int64_t{-1});
   std::string error;
@@ -406,7 +541,7 @@ TEST_F(HandlersCudaTest, AfterTheEndCallsAreRefused) {
 // would have XLA replay a call without the handler.
 TEST(HandlersCudaMetadataTest, AreNotForCommandBuffers) {
   CudaCallState::id.type_id = 77;
-  for (int i = 0; i < kCudaTargetCount; ++i) {
+  for (int i = 0; i < kTargetCount; ++i) {
     for (XLA_FFI_Handler* handler : {CudaTargets()[i].execute, CudaTargets()[i].instantiate}) {
       XLA_FFI_Metadata metadata = {};
       metadata.struct_size = XLA_FFI_Metadata_STRUCT_SIZE;
