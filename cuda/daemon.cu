@@ -2,27 +2,17 @@
 // The kernel: a block of the daemon is a thread block.
 #include "cuda/daemon.h"
 #include "cuda/kernel.h"
+#include "cuda/thread_block.h"
 
-namespace dfccl {
-namespace gpu {
-namespace {
+// So that something of a multiprocessor stays for others' kernels: half of it, or, where
+// registers would be spilled, a quarter.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define DFCCL_BOUND __maxnreg__(192)
+#else
+#define DFCCL_BOUND __launch_bounds__(dfccl::gpu::kThreads, 2)
+#endif
 
-class ThreadBlock {
- public:
-  __device__ uint32_t thread() const { return threadIdx.x; }
-  __device__ uint32_t threads() const { return blockDim.x; }
-  __device__ bool leader() const { return threadIdx.x == 0; }
-  __device__ void Sync() { __syncthreads(); }
-  __device__ bool Any(bool mine) { return __syncthreads_or(mine ? 1 : 0) != 0; }
-  __device__ void Pause() { __nanosleep(200); }
-};
-
-}  // namespace
-}  // namespace gpu
-}  // namespace dfccl
-
-extern "C" __global__ void __launch_bounds__(dfccl::gpu::kThreads, 1)
-    dfccl_daemon(const dfccl::gpu::DaemonArguments arguments) {
+extern "C" __global__ void DFCCL_BOUND dfccl_daemon(const dfccl::gpu::DaemonArguments arguments) {
   using dfccl::gpu::ThreadBlock;
   __shared__ dfccl::gpu::Shared shared;
   ThreadBlock block;

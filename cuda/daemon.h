@@ -91,6 +91,10 @@ class Daemon {
   DFCCL_DEVICE Stickiness& stickiness() {
     return *reinterpret_cast<Stickiness*>(state_.stickiness);
   }
+  // The address of some posted word that the block has looked for in vain.
+  DFCCL_DEVICE Atomic<uint64_t>& awaited() {
+    return *reinterpret_cast<Atomic<uint64_t>*>(shared_.awaited);
+  }
 
   DFCCL_DEVICE void Begin() {
     if (state_.initialized == 0) {
@@ -102,6 +106,7 @@ class Daemon {
           wiring_.completion_ends, wiring_.completions, wiring_.completion_capacity);
       state_.initialized = 1;
     }
+    new (shared_.awaited) Atomic<uint64_t>();
     shared_.resident = nullptr;
   }
 
@@ -117,7 +122,7 @@ class Daemon {
   }
 
   // By the leader.
-  DFCCL_DEVICE void TakeIn() {
+  DFCCL_DEVICE_CALL void TakeIn() {
     auto& submissions = *reinterpret_cast<SpscConsumer<SubmissionEntry>*>(state_.submissions);
     SubmissionEntry entry;
     while (submissions.TryPop(&entry)) {
@@ -156,6 +161,10 @@ class Daemon {
         return static_cast<int64_t>(entry.words->ready.LoadAcquire() - entry.sequence) >= 0;
       case Phase::kSteps:
         if (entry.record->roll.Failed()) return true;
+        if (entry.generation != 0) {
+          uint32_t data;
+          return task.awaited->TryRead(entry.generation, &data);
+        }
         if (task.wait_member != kEveryMember) {
           return SlotOf(entry, task.wait_member).progress.Reached(task.wait_value);
         }
@@ -250,7 +259,14 @@ class Daemon {
       return;
     }
     Machine machine(this, entry);
-    if (shared_.phase == Phase::kAwaitsReady) {
+    const bool posted = entry.generation != 0;
+    Outcome outcome = Outcome::kDone;
+    if (shared_.phase != Phase::kAwaitsReady) {
+      if (posted && machine.HasFailed()) outcome = Outcome::kFailed;
+    } else if (posted) {
+      machine.Post();
+      if (block_.leader()) Begun(task);
+    } else {
       machine.FillResult();
       block_.Sync();
       if (block_.leader()) Arrive(task, entry);
@@ -258,7 +274,10 @@ class Daemon {
     const StaticContext fixed = {entry.list, entry.align, entry.slice_elements};
     DynamicContext context = shared_.context;
     bool changed = false;
-    const Outcome outcome = Interpret(fixed, &context, &changed, machine);
+    if (posted && outcome == Outcome::kDone && !machine.Collect(context.budget)) {
+      outcome = Outcome::kBlocked;
+    }
+    if (outcome == Outcome::kDone) outcome = Interpret(fixed, &context, &changed, machine);
     block_.Sync();  // everyone has its context
     if (!block_.leader()) return;
     shared_.context = context;
@@ -271,8 +290,12 @@ class Daemon {
         Finish(task);
         break;
       case Outcome::kFailed:
-        entry.record->roll.Leave(entry.members * entry.lanes);
         task->phase = Phase::kDraining;
+        if (posted) {  // nobody but this member has touched its buffers
+          Finish(task);
+          break;
+        }
+        entry.record->roll.Leave(entry.members * entry.lanes);
         grid_.activity.FetchAddRelaxed(1);
         Park(task);
         break;
@@ -281,6 +304,11 @@ class Daemon {
         break;
       case Outcome::kBlocked: {
         stickiness().Failed();
+        if (posted) {
+          task->awaited = reinterpret_cast<const FlaggedWord*>(awaited().LoadRelaxed());
+          Park(task);
+          break;
+        }
         const Step& wait = entry.list.steps[context.step];
         task->wait_member = wait.member;
         task->wait_value = wait.value;
@@ -295,8 +323,8 @@ class Daemon {
     constexpr uint32_t kWords = sizeof(SubmissionEntry) / sizeof(uint64_t);
     static_assert(sizeof(SubmissionEntry) % sizeof(uint64_t) == 0, "copied by words");
     for (uint32_t i = block_.thread(); i < kWords; i += block_.threads()) {
-      memcpy(reinterpret_cast<char*>(to) + i * sizeof(uint64_t),
-             reinterpret_cast<const char*>(from) + i * sizeof(uint64_t), sizeof(uint64_t));
+      StoreAs(reinterpret_cast<char*>(to) + i * sizeof(uint64_t),
+              LoadAs<uint64_t>(reinterpret_cast<const char*>(from) + i * sizeof(uint64_t)));
     }
   }
 
@@ -307,24 +335,36 @@ class Daemon {
     slot.result = entry.result;
     slot.scratch = entry.scratch;
     slot.ragged = entry.ragged;
-    task->phase = Phase::kSteps;
     // If it has failed the interpreter finds that out.
     if (entry.record->roll.Arrive()) slot.progress.Publish(kArrived);
+    Begun(task);
+  }
+
+  DFCCL_DEVICE void Begun(Task* task) {
+    task->phase = Phase::kSteps;
     grid_.activity.FetchAddRelaxed(1);
   }
 
   // By the leader: the task is over, and its operation with its last lane.
-  DFCCL_DEVICE void Finish(Task* task) {
+  DFCCL_DEVICE_CALL void Finish(Task* task) {
     const SubmissionEntry& entry = task->entry;
     Record* record = entry.record;
-    Atomic<uint32_t>& finished = record->finished(entry.members, entry.lanes)[entry.member];
     // Acquire and release: the last lane speaks for all.
-    const bool last = finished.FetchAddAcqRel(1) + 1 == entry.lanes;
+    const bool last =
+        entry.lanes == 1 ||
+        record->finished(entry.members, entry.lanes)[entry.member].FetchAddAcqRel(1) + 1 ==
+            entry.lanes;
     // The record is not this member's any more once it has left; one that has failed is
     // the host's to clean, and its members left when they heard of it.
     const bool failed = task->phase == Phase::kDraining;
-    const Roll::Left left =
-        failed ? Roll::Left::kFailed : record->roll.Leave(entry.members * entry.lanes);
+    Roll::Left left = Roll::Left::kFailed;
+    if (entry.generation != 0) {
+      // Nothing was counted. Whoever fails it does so for a task of its own block, which
+      // sees that here.
+      if (!record->roll.Failed()) left = Roll::Left::kOthersRemain;
+    } else if (!failed) {
+      left = record->roll.Leave(entry.members * entry.lanes);
+    }
     if (left == Roll::Left::kLast) {
       for (uint32_t i = 0; i < entry.members * entry.lanes; ++i)
         record->slots()[i].progress.Reset();
@@ -367,7 +407,57 @@ class Daemon<Block>::Machine {
   DFCCL_DEVICE Machine(Daemon* daemon, const SubmissionEntry& entry)
       : daemon_(*daemon), entry_(entry), block_(daemon->block_) {}
 
-  DFCCL_DEVICE bool Failed() { return block_.Any(block_.leader() && entry_.record->roll.Failed()); }
+  // A member that has found all that was posted ends well, whatever has come since.
+  DFCCL_DEVICE bool Failed() { return entry_.generation == 0 && HasFailed(); }
+  DFCCL_DEVICE bool HasFailed() {
+    return block_.Any(block_.leader() && entry_.record->roll.Failed());
+  }
+
+  // Says that the member's source is there, by the source itself.
+  DFCCL_DEVICE_CALL void Post() {
+    const int64_t block_bytes = entry_.count * entry_.element_size;
+    const char* source = static_cast<const char*>(entry_.source);
+    FlaggedWord* posted = entry_.record->posted() + entry_.member * entry_.source_words;
+    for (uint32_t i = block_.thread(); i < entry_.source_words; i += block_.threads()) {
+      const int64_t at = int64_t{FlaggedWord::kBytes} * (i % entry_.block_words);
+      const int64_t left = block_bytes - at;
+      posted[i].Post(LoadWord(source + i / entry_.block_words * block_bytes + at,
+                              left < FlaggedWord::kBytes ? left : FlaggedWord::kBytes),
+                     entry_.generation);
+    }
+    block_.Sync();  // a result may take the source's place
+  }
+
+  // Takes in what all have posted of what this member needs. False: some word was missing
+  // in as many looks as it may take, and is awaited().
+  DFCCL_DEVICE_CALL bool Collect(uint32_t most_polls) {
+    const StepList& list = entry_.list;
+    const uint32_t first = list.steps[0].source_begin;
+    const uint32_t words =
+        (list.steps[list.step_count - 1].source_end - first) * entry_.block_words;
+    for (uint32_t polls = 0;; ++polls) {
+      bool missing = false;
+      for (uint32_t i = block_.thread(); i < words; i += block_.threads()) {
+        const uint32_t block = i / entry_.block_words, word = i % entry_.block_words;
+        const BufferRef& ref = list.refs[first + block];
+        const FlaggedWord* posted = entry_.record->posted() + ref.member * entry_.source_words +
+                                    ref.block * entry_.block_words + word;
+        uint32_t data;
+        if (posted->TryRead(entry_.generation, &data)) {
+          StoreAs(Collected(block) + word * FlaggedWord::kBytes, data);
+        } else {
+          missing = true;
+          daemon_.awaited().StoreRelaxed(reinterpret_cast<uint64_t>(posted));
+        }
+      }
+      if (!block_.Any(missing)) {
+        if (polls > 0) Polled(polls);
+        return true;
+      }
+      if (polls == most_polls) return false;
+      SpinPause();
+    }
+  }
 
   DFCCL_DEVICE bool Reached(uint16_t member, uint32_t value) {
     if (member != kEveryMember) {
@@ -391,15 +481,17 @@ class Daemon<Block>::Machine {
     return IndexAt(entry_.ragged, entry_.ragged.recv_sizes, source.member) * entry_.count;
   }
 
-  DFCCL_DEVICE bool Reduce(const Step& step, int64_t begin, int64_t end) {
+  DFCCL_DEVICE_CALL bool Reduce(const Step& step, int64_t begin, int64_t end) {
     block_.Sync();  // the step before is over, and with it its list of buffers
     const uint32_t sources = step.source_end - step.source_begin;
     const uint32_t destinations = step.destination_end - step.destination_begin;
     for (uint32_t i = block_.thread(); i < sources + destinations; i += block_.threads()) {
-      const BufferRef& ref =
-          entry_.list
-              .refs[i < sources ? step.source_begin + i : step.destination_begin + i - sources];
-      daemon_.shared_.buffers[i] = Address(ref, begin);
+      const uint32_t index =
+          i < sources ? step.source_begin + i : step.destination_begin + i - sources;
+      daemon_.shared_.buffers[i] =
+          entry_.generation != 0 && i < sources
+              ? reinterpret_cast<uint64_t>(Collected(index - entry_.list.steps[0].source_begin))
+              : Address(entry_.list.refs[index], begin);
     }
     block_.Sync();
     FoldArguments arguments;
@@ -411,7 +503,7 @@ class Daemon<Block>::Machine {
     arguments.buffers = daemon_.shared_.buffers;
     arguments.count = end - begin;
     arguments.mean_divisor = step.finalize ? entry_.members : 0;
-    if (Fold(block_, arguments)) return true;
+    if (CopyInBulk(arguments) || Fold(block_, arguments)) return true;
     Fail(Reason::kImpossible, 0);
     return false;
   }
@@ -464,6 +556,51 @@ class Daemon<Block>::Machine {
   }
 
  private:
+  // False: it is none, or a small one, or this is not how it is to be done.
+  DFCCL_DEVICE bool CopyInBulk(const FoldArguments& arguments) {
+    if constexpr (Block::kCopiesInBulk) {
+      bool accumulated;
+      if (daemon_.arguments_.bulk == 0 || entry_.generation != 0 || arguments.source_count != 1 ||
+          !IsCopy(arguments, &accumulated)) {
+        return false;
+      }
+      const int64_t bytes =
+          arguments.count * (accumulated ? int64_t{sizeof(float)} : arguments.element_size);
+      if (bytes < kLeastBulkBytes) return false;
+      bool askew = bytes % kBulkAlign != 0;
+      for (uint32_t i = block_.thread(); i <= arguments.destination_count; i += block_.threads()) {
+        askew |= arguments.buffers[i] % kBulkAlign != 0;
+      }
+      if (block_.Any(askew)) return false;
+      if (block_.leader()) {
+        Daemon::Count(&daemon_.wiring_.counters->bulk_copies);
+        block_.CopyInBulk(&daemon_.shared_.bulk, BufferOf(arguments.buffers[0]),
+                          arguments.buffers + 1, arguments.destination_count, bytes);
+      }
+      block_.Sync();
+      return true;
+    } else {
+      return false;
+    }
+  }
+
+  // Where the block that is the member's `index`th source is, once it has been collected.
+  DFCCL_DEVICE char* Collected(uint32_t index) {
+    const uint32_t bytes = entry_.block_words * FlaggedWord::kBytes;
+    return daemon_.shared_.sources + index * ((bytes + kPostedAlign - 1) & ~(kPostedAlign - 1));
+  }
+
+  DFCCL_DEVICE static uint32_t LoadWord(const char* from, int64_t bytes) {
+    uint32_t word = 0;
+    if (bytes == FlaggedWord::kBytes && reinterpret_cast<uint64_t>(from) % sizeof(word) == 0) {
+      return LoadAs<uint32_t>(from);
+    }
+    for (int64_t i = 0; i < bytes; ++i) {
+      word |= static_cast<uint32_t>(static_cast<unsigned char>(from[i])) << (8 * i);
+    }
+    return word;
+  }
+
   // If several fail it, any of them says why.
   DFCCL_DEVICE void Fail(Reason reason, uint32_t peer) {
     if (!block_.leader()) return;
@@ -497,7 +634,8 @@ class Daemon<Block>::Machine {
           const RaggedArrays& from = SlotOf(entry_, ref.block).ragged;
           row = IndexAt(from, from.output_offsets, ref.member);
         }
-        return reinterpret_cast<uint64_t>(slot.result) + Offset(row, element, entry_.element_size);
+        return reinterpret_cast<uint64_t>(entry_.generation != 0 ? entry_.result : slot.result) +
+               Offset(row, element, entry_.element_size);
       case BufferKind::kScratch:
         break;
     }

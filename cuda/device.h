@@ -7,6 +7,9 @@
 //                                  is seen by all after
 //   bool Any(bool mine);           Sync, and whether `mine` was true for any thread
 //   void Pause();                  nothing moves: let others have the machine for a while
+//   kCopiesInBulk                  whether it has
+//   void CopyInBulk(Bulk*, from, to, count, bytes);   by the leader: a copy of `bytes` to
+//                                  `count` places, all in multiples of kBulkAlign
 // On a GPU that is a thread block (daemon.cu); on a machine without one a group of host
 // threads (emulation.h).
 #ifndef DFCCL_CUDA_DEVICE_H_

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/emulation.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -56,6 +57,16 @@ class ThreadGroup {
   void Sync() { barrier_.Meet(false); }
   bool Any(bool mine) { return barrier_.Meet(mine); }
   void Pause() { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
+  static constexpr bool kCopiesInBulk = true;
+  void CopyInBulk(Bulk* bulk, const char* from, const uint64_t* to, uint32_t count, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += kBulkPieceBytes) {
+      const auto size = static_cast<size_t>(std::min<int64_t>(kBulkPieceBytes, bytes - at));
+      std::memcpy(bulk->pieces[0], from + at, size);
+      for (uint32_t i = 0; i < count; ++i) {
+        std::memcpy(BufferOf(to[i]) + at, bulk->pieces[0], size);
+      }
+    }
+  }
 
  private:
   const uint32_t thread_;

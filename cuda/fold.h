@@ -311,9 +311,16 @@ DFCCL_DEVICE inline int64_t WideHead(Block& block, const FoldArguments& a) {
   return block.Any(askew) ? a.count + 1 : static_cast<int64_t>(head);
 }
 
+// Elements of a wide load. Of the rare types, which are slow in computing anyway, few, as
+// the compiler has all in registers.
+template <typename Type>
+constexpr int kLanesOf = Type::kNarrow && sizeof(typename Type::Code) == 1
+                             ? 4
+                             : static_cast<int>(kWideBytes / sizeof(typename Type::Code));
+
 template <typename Type, typename Op, typename Block>
 DFCCL_DEVICE_CALL void FoldWith(Block& block, const FoldArguments& a, const Op& op) {
-  constexpr int kLanes = kWideBytes / sizeof(typename Type::Code);
+  constexpr int kLanes = kLanesOf<Type>;
   const int64_t thread = block.thread(), threads = block.threads();
   const int64_t head = WideHead<Type>(block, a);
   if (head + kLanes > a.count) {
@@ -506,7 +513,7 @@ DFCCL_DEVICE inline bool IsCopy(const FoldArguments& a, bool* accumulated) {
 // Folds the sources left to right in the accumulation type, rounds once, and writes
 // every destination; by all threads of the block. False: there is no such fold.
 template <typename Block>
-DFCCL_DEVICE inline bool Fold(Block& block, const FoldArguments& a) {
+DFCCL_DEVICE_CALL bool Fold(Block& block, const FoldArguments& a) {
   bool accumulated;
   if (IsCopy(a, &accumulated)) {
     return CopyElements(block, a, accumulated ? sizeof(float) : a.element_size);

@@ -21,6 +21,7 @@
 #include "core/collective.h"
 #include "core/protocol/atomics.h"
 #include "core/protocol/context.h"
+#include "core/protocol/flagged_word.h"
 #include "core/protocol/order.h"
 #include "core/protocol/progress.h"
 #include "core/protocol/roll.h"
@@ -34,6 +35,14 @@ namespace gpu {
 constexpr uint32_t kMostBuffers = 512;
 // Blocked tasks that a block looks at in one turn.
 constexpr uint32_t kScan = 64;
+// What a member needs of the others' posted sources, each block rounded up to so many bytes.
+constexpr uint32_t kMostPostedBytes = 16 << 10;
+constexpr uint32_t kPostedAlign = 16;
+// Copies in bulk go through shared memory, so many pieces at a time.
+constexpr uint32_t kBulkPieces = 4;
+constexpr uint32_t kBulkPieceBytes = kMostPostedBytes / kBulkPieces;
+constexpr uint32_t kBulkAlign = 16;
+constexpr int64_t kLeastBulkBytes = 4 * kBulkPieceBytes;
 
 // What a stream and the daemon tell each other about an operation. Sequence numbers
 // of operations that use the same words one after the other only grow.
@@ -91,17 +100,21 @@ struct Cause {
 };
 
 // Where the members of one instance meet, in device memory: this, the slots of all lanes,
-// and a word for each member. All zero when it is not in use.
+// and a word for each member. All zero when it is not in use. Where sources are posted, there
+// is nothing but these behind it, of one member after the other, block after block.
 struct alignas(kCacheLine) Record {
-  Roll roll;               // of all members' lanes
+  Roll roll;               // of all members' lanes; posted: only whether it has failed
   Atomic<uint64_t> cause;  // a Cause: written before it fails, read by who has seen that
 
+  DFCCL_HOST_DEVICE FlaggedWord* posted() { return reinterpret_cast<FlaggedWord*>(this + 1); }
   DFCCL_HOST_DEVICE Slot* slots() { return reinterpret_cast<Slot*>(this + 1); }
   // Lanes of a member that have finished.
   DFCCL_HOST_DEVICE Atomic<uint32_t>* finished(uint32_t members, uint32_t lanes) {
     return reinterpret_cast<Atomic<uint32_t>*>(slots() + members * lanes);
   }
-  static size_t Bytes(uint32_t members, uint32_t lanes) {
+  // `posted_words`: of all members; 0: nothing is posted.
+  static size_t Bytes(uint32_t members, uint32_t lanes, uint32_t posted_words) {
+    if (posted_words > 0) return sizeof(Record) + posted_words * sizeof(FlaggedWord);
     return sizeof(Record) + members * lanes * sizeof(Slot) + members * sizeof(Atomic<uint32_t>);
   }
 };
@@ -131,6 +144,9 @@ struct SubmissionEntry {
   int32_t priority;
   uint32_t members;
   uint32_t lanes;
+  uint32_t generation;    // of the words that sources are posted in; 0: nothing is posted
+  uint32_t block_words;   // of a block of a posted source
+  uint32_t source_words;  // of a posted source
   uint16_t member;
   uint16_t lane;
   uint16_t is_ragged;
@@ -163,7 +179,8 @@ struct Task : OrderNode {
   DynamicContext saved;
   Phase phase;
   uint32_t started;
-  uint16_t wait_member;  // what it is blocked at
+  const FlaggedWord* awaited;  // what it is blocked at, where sources are posted;
+  uint16_t wait_member;        // elsewhere
   uint32_t wait_value;
 };
 
@@ -173,6 +190,7 @@ struct alignas(kCacheLine) BlockCounters {
   Atomic<uint64_t> preemptions;
   Atomic<uint64_t> saves;
   Atomic<uint64_t> loads;
+  Atomic<uint64_t> bulk_copies;
 };
 
 // Where a block's parts are; set by the host before the first launch.
@@ -219,7 +237,14 @@ struct DaemonArguments {
   Door* door;
   uint32_t blocks;
   uint32_t quit_polls;  // turns in which nothing moves after which the daemon leaves
+  uint32_t bulk;        // 1: large copies are done in bulk, where the GPU can
   uint64_t launch;
+};
+
+// In shared memory.
+struct Bulk {
+  alignas(128) char pieces[kBulkPieces][kBulkPieceBytes];
+  uint64_t arrived[kBulkPieces];  // barriers of the hardware
 };
 
 // Of a block, in shared memory: what its threads must all know.
@@ -234,6 +259,13 @@ struct Shared {
   SubmissionEntry entry;   // the static context
   uint32_t movable[kScan];
   uint64_t buffers[kMostBuffers];
+  // See Daemon::awaited.
+  alignas(uint64_t) char awaited[sizeof(Atomic<uint64_t>)];
+  union {
+    // What was posted, without the flags.
+    alignas(kPostedAlign) char sources[kMostPostedBytes];
+    Bulk bulk;
+  };
 };
 
 }  // namespace gpu

@@ -21,7 +21,6 @@ constexpr int64_t kLeastPauseNs = 1'000'000;
 constexpr int64_t kMostPauseNs = 64'000'000;
 constexpr int64_t kLateLookNs = 50'000'000;
 constexpr int64_t kRoomNs = 10'000'000'000;
-constexpr int64_t kShutdownNs = 5'000'000'000;
 constexpr size_t kRememberedFailures = 256;
 // Host memory of the daemons' words: as many operations as blocks have tasks.
 constexpr uint32_t kNoTask = ~uint32_t{0};
@@ -64,11 +63,32 @@ std::string Text(const Submission& submission) {
          DevicesText(*submission.group);
 }
 
+// Those of the options, then what holds for GPUs: members' blocks work at the same time, so
+// every member does its share, where it has one. (Never measured.)
+std::vector<PlanRule> RulesOf(const ServiceOptions& options) {
+  std::vector<PlanRule> rules = options.plan_rules;
+  for (int k = 0; k < kKindCount; ++k) {
+    const auto kind = static_cast<Kind>(k);
+    const Algorithm shares =
+        kind == Kind::kAllReduce ? Algorithm::kDirectTwoShot : Algorithm::kDirect;
+    if (HasPlans(kind, shares)) rules.push_back({kind, 0, PlanRule::kAnyBytes, {shares}});
+  }
+  return rules;
+}
+
+// Of a block of a source that is posted.
+uint32_t PostedWords(const Signature& signature) {
+  const int64_t bytes = signature.count * DTypeSize(signature.dtype);
+  return static_cast<uint32_t>((bytes + FlaggedWord::kBytes - 1) / FlaggedWord::kBytes);
+}
+
 Status Refused(const Submission& submission, const std::string& why) {
   return Status(StatusCode::kInvalidArgument, Text(submission) + ": " + why);
 }
 
 }  // namespace
+
+Service::Service(const ServiceOptions& options) : options_(options), rules_(RulesOf(options)) {}
 
 std::unique_ptr<Service> Service::Make(std::vector<std::unique_ptr<Gpu>> gpus,
                                        const ServiceOptions& options, Status* status) {
@@ -153,6 +173,7 @@ Status Service::SetUp(Site* site) {
   arguments.door = door;
   arguments.blocks = blocks;
   arguments.quit_polls = options_.quit_polls;
+  arguments.bulk = options_.bulk ? 1 : 0;
   return Status();
 }
 
@@ -187,7 +208,7 @@ Service::~Service() {
   }
   if (keeper_.joinable()) keeper_.join();
   const Status why(StatusCode::kAborted, "the runtime has been shut down");
-  if (relay_ != nullptr && !relay_->Stop(why, kShutdownNs)) {
+  if (relay_ != nullptr && !relay_->Stop(why, options_.shutdown_ns)) {
     // The host's runtime still uses them.
     static_cast<void>(relay_.release());
     for (auto& site : gpus_) static_cast<void>(site->gpu.release());
@@ -203,7 +224,7 @@ Service::~Service() {
     lock.lock();
   };
   // What is not ready never will be.
-  const int64_t end_ns = NowNs() + kShutdownNs;
+  const int64_t end_ns = NowNs() + options_.shutdown_ns;
   const auto is_ready = [](const HostOperation& operation) {
     return operation.state == State::kRunning && !operation.relayed &&
            Reached(operation.words->ready, operation.sequence);
@@ -214,24 +235,30 @@ Service::~Service() {
     pause();
   }
   for (auto& site : gpus_) site->arguments.door->stop.StoreRelaxed(1);
+  std::vector<const Site*> staying;
+  const auto stays = [&](int site) {
+    return std::find(staying.begin(), staying.end(), gpus_[site].get()) != staying.end();
+  };
   for (auto& site : gpus_) {
     if (!site->broken.ok()) continue;
     const auto parked = [&] {
       return site->arguments.door->parked.LoadAcquire() == site->launches;
     };
-    while (!parked() && NowNs() < end_ns + kShutdownNs) pause();
-    // Its memory must outlive it.
-    if (!parked()) static_cast<void>(site->gpu.release());
+    while (!parked() && NowNs() < end_ns + options_.shutdown_ns) pause();
+    if (!parked()) staying.push_back(site.get());
   }
   // Streams that come there later go on, too.
   for (HostOperation& operation : operations_) {
-    if (operation.state != State::kRunning || gpus_[operation.site]->gpu == nullptr) continue;
+    if (operation.state != State::kRunning || stays(operation.site)) continue;
     operation.words->done.StoreRelease(operation.sequence);
   }
   for (const Awaiting& awaiting : awaiting_) {
-    if (awaiting.served || gpus_[awaiting.site]->gpu == nullptr) continue;
+    if (awaiting.served || stays(awaiting.site)) continue;
     awaiting.words->done.StoreRelease(awaiting.sequence);
   }
+  if (staying.empty()) return;
+  // A daemon may touch its own memory, and that of all whom it can reach.
+  for (auto& site : gpus_) static_cast<void>(site->gpu.release());
 }
 
 Status Service::Start(int gpu, Stream stream, const Submission& submission,
@@ -264,8 +291,11 @@ Status Service::Enter(int gpu, Stream stream, const Submission& submission,
   HostOperation operation = MakeOperation(gpu, submission, ragged);
   const int64_t size = DTypeSize(signature.dtype);
   const int64_t bytes = std::max(operation.source_bytes, operation.result_bytes);
+  const bool posted = plan->key.algorithm == Algorithm::kLowLatency;
   const auto lanes = static_cast<uint32_t>(
-      ragged != nullptr ? 1 : std::clamp<int64_t>(bytes / options_.lane_bytes, 1, options_.blocks));
+      ragged != nullptr || posted
+          ? 1
+          : std::clamp<int64_t>(bytes / options_.lane_bytes, 1, options_.blocks));
   if (Status status = WaitForRoom(site, rank, lanes, lock); !status.ok()) return status;
   Instance* instance;
   if (Status status = Find(submission, &instance); !status.ok()) return status;
@@ -297,6 +327,13 @@ Status Service::Enter(int gpu, Stream stream, const Submission& submission,
   entry.slice_elements =
       std::max<int64_t>(options_.slice_bytes / (plan->most_refs * size) / entry.align, 64) *
       entry.align;
+  if (posted) {
+    entry.slice_elements = std::max<int64_t>(signature.count, 1);
+    entry.generation = instance->generation;
+    entry.block_words = PostedWords(signature);
+    entry.source_words =
+        entry.block_words * static_cast<uint32_t>(SourceBlocks(signature.kind, group.size()));
+  }
   entry.priority = submission.priority;
   entry.members = static_cast<uint32_t>(group.size());
   entry.lanes = instance->lanes;
@@ -336,6 +373,7 @@ Status Service::Enter(int gpu, Stream stream, const Submission& submission,
   operations_[index] = std::move(operation);
   ++site->unfinished;
   ++counters_.submitted;
+  if (posted) ++counters_.posted;
   if (unfinished_++ == 0) changed_.notify_all();
   LaunchIfParked(site);
   return status;
@@ -496,11 +534,30 @@ Status Service::FindRank(int64_t device, int gpu, Rank* rank) {
                     " and cannot submit to GPU " + std::to_string(gpu));
 }
 
+// By a rule if there is one for the kind, else by its size: small messages are posted.
+PlanChoice Service::ChoosePlan(const Signature& signature, int members) const {
+  const std::vector<PlanRule>& rules = options_.plan_rules;
+  const bool is_ruled = std::any_of(rules.begin(), rules.end(), [&](const PlanRule& rule) {
+    return rule.kind == signature.kind;
+  });
+  const PlanChoice low_latency{Algorithm::kLowLatency};
+  if (!is_ruled && HasPlans(signature.kind, low_latency.algorithm) &&
+      members <= MostMembers(signature.kind, low_latency.algorithm)) {
+    // A member has room for what it needs, of which every block is aligned.
+    const int64_t block_bytes = signature.count * DTypeSize(signature.dtype);
+    const int64_t limit = std::min<int64_t>(options_.low_latency_bytes, kMostPostedBytes);
+    const int64_t blocks = members * SourceBlocks(signature.kind, members);
+    const int64_t most = (limit / blocks) & ~int64_t{kPostedAlign - 1};
+    if (limit > 0 && block_bytes <= most) return low_latency;
+  }
+  return rules_.Choose(signature, members);
+}
+
 Status Service::FindPlan(const Submission& submission, Site* site, const Plan** plan,
                          const DevicePlan** device_plan) {
   const Signature& signature = submission.signature;
   const int members = submission.group->size();
-  const PlanChoice choice = PlanRules(options_.plan_rules).Choose(signature, members);
+  const PlanChoice choice = ChoosePlan(signature, members);
   if (!HasPlans(signature.kind, choice.algorithm) ||
       members > MostMembers(signature.kind, choice.algorithm)) {
     return Refused(submission, "the group is larger than it can serve");
@@ -645,27 +702,42 @@ std::string Service::SourceText(uint64_t program, int32_t site) const {
   return source.empty() ? "" : " at " + source;
 }
 
-Status Service::TakeRecord(Site* site, uint32_t members, uint32_t lanes, Record** record) {
-  std::vector<Record*>& free = site->records[{members, lanes}];
+Status Service::TakeRecord(Site* site, Instance* instance) {
+  const auto [members, lanes, posted_words] = instance->shape;
+  std::vector<FreeRecord>& free = site->records[instance->shape];
+  const size_t bytes = Record::Bytes(members, lanes, posted_words);
+  bool clear = free.empty();
+  FreeRecord taken = {nullptr, static_cast<uint32_t>(options_.first_sequence)};
   if (!free.empty()) {
-    *record = free.back();
+    taken = free.back();
     free.pop_back();
-    return Status();
+  } else {
+    taken.record = static_cast<Record*>(site->memory->Take(bytes));
   }
-  const size_t bytes = Record::Bytes(members, lanes);
-  *record = static_cast<Record*>(site->memory->Take(bytes));
-  if (*record == nullptr) {
+  if (taken.record == nullptr) {
     return Status(StatusCode::kInternal, "the daemon has no device memory left for its records");
   }
-  return site->gpu->Clear(*record, bytes);
+  if (posted_words > 0) {
+    clear |= FlaggedWord::NextGeneration(&taken.generation);
+    instance->generation = taken.generation;
+  }
+  instance->record = taken.record;
+  return clear ? site->gpu->Clear(taken.record, bytes) : Status();
 }
 
 Status Service::Join(const Submission& submission, int site, const Plan& plan, uint32_t lanes,
                      Instance** instance) {
   auto made = std::make_unique<Instance>();
   const int members = submission.group->size();
-  Status status =
-      TakeRecord(gpus_[site].get(), static_cast<uint32_t>(members), lanes, &made->record);
+  made->shape = {static_cast<uint32_t>(members), lanes, 0};
+  if (plan.key.algorithm == Algorithm::kLowLatency) {
+    const auto words =
+        PostedWords(submission.signature) *
+        static_cast<uint32_t>(members * SourceBlocks(submission.signature.kind, members));
+    made->shape[2] = 1;
+    while (made->shape[2] < words) made->shape[2] *= 2;
+  }
+  Status status = TakeRecord(gpus_[site].get(), made.get());
   if (!status.ok()) return status;
   made->id = submission.id;
   made->group = submission.group;
@@ -800,12 +872,14 @@ void Service::EndOperation(uint32_t index) {
 
 void Service::EndInstance(Instance* instance) {
   Site* site = gpus_[instance->site].get();
-  const auto members = static_cast<uint32_t>(instance->group->size());
   bool clean = true;
   if (instance->dirty || instance->finished < instance->group->size()) {
-    clean = site->gpu->Clear(instance->record, Record::Bytes(members, instance->lanes)).ok();
+    const auto [members, lanes, posted_words] = instance->shape;
+    clean = site->gpu->Clear(instance->record, Record::Bytes(members, lanes, posted_words)).ok();
   }
-  if (clean) site->records[{members, instance->lanes}].push_back(instance->record);
+  if (clean) {
+    site->records[instance->shape].push_back({instance->record, instance->generation});
+  }
   const Key key = {instance->id, instance->group};
   if (!instance->status.ok()) {
     ended_badly_.emplace_back(key, instance->status);
@@ -1134,6 +1208,7 @@ ServiceCounters Service::Counters() {
       counters.preemptions += block.counters->preemptions.LoadRelaxed();
       counters.saves += block.counters->saves.LoadRelaxed();
       counters.loads += block.counters->loads.LoadRelaxed();
+      counters.bulk_copies += block.counters->bulk_copies.LoadRelaxed();
     }
   }
   return counters;

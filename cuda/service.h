@@ -47,18 +47,23 @@ namespace dfccl {
 namespace gpu {
 
 struct ServiceOptions {
-  uint32_t blocks = 8;                      // of a daemon: the SMs that it may take
-  uint32_t tasks_of_a_block = 512;          // unfinished ones; a power of two
-  int64_t lane_bytes = 1 << 20;             // of a message for each block that works on it
-  int64_t slice_bytes = 1 << 19;            // read and written by a block before it looks up
-  uint32_t quit_polls = 700;                // about a millisecond on a GPU
+  uint32_t blocks = 8;              // of a daemon: the SMs that it may take
+  uint32_t tasks_of_a_block = 512;  // unfinished ones; a power of two
+  int64_t lane_bytes = 1 << 20;     // of a message for each block that works on it
+  int64_t slice_bytes = 1 << 19;    // read and written by a block before it looks up
+  // Sources of up to so many bytes in all go with flags in the data; at most kMostPostedBytes,
+  // 0: none do. (A guess: the first GPU is to tell.)
+  int64_t low_latency_bytes = kMostPostedBytes;
+  bool bulk = false;          // large copies by cp.async.bulk, from sm_90 on: no GPU has seen it
+  uint32_t quit_polls = 700;  // about a millisecond on a GPU
   size_t memory_bytes = size_t{256} << 20;  // device memory of the daemon: staging, records
   // Host memory of each GPU for what goes through the host; taken if there may be any.
   size_t host_memory_bytes = size_t{256} << 20;
   bool several_processes = false;           // groups may have members in others
   std::unordered_map<int64_t, int> gpu_of;  // the GPU of each device, as far as known
   int64_t timeout_ns = 600'000'000'000;
-  uint64_t first_sequence = 0;  // tests start it near 2^63
+  int64_t shutdown_ns = 5'000'000'000;  // for what is unfinished at the end, and again for leaving
+  uint64_t first_sequence = 0;          // tests start it near 2^63
   std::vector<PlanRule> plan_rules;
   // For messages: what a call site is; may be empty.
   std::function<SiteInfo(uint64_t program, int32_t site)> site_of;
@@ -67,9 +72,10 @@ struct ServiceOptions {
 struct ServiceCounters {
   uint64_t submitted = 0, completed = 0, failed = 0;
   uint64_t relayed = 0;   // of what was submitted, through the host
+  uint64_t posted = 0;    // of the submitted ones, those of low latency
   uint64_t launches = 0;  // of daemons
   uint64_t quits = 0;     // daemons that left while something was unfinished
-  uint64_t turns = 0, preemptions = 0, saves = 0, loads = 0;
+  uint64_t turns = 0, preemptions = 0, saves = 0, loads = 0, bulk_copies = 0;
 };
 
 class Service {
@@ -138,6 +144,11 @@ class Service {
     std::vector<uint32_t> free_tasks;
     std::vector<uint32_t> operation_of;  // by task
   };
+  using RecordShape = std::array<uint32_t, 3>;  // see Record::Bytes
+  struct FreeRecord {
+    Record* record;
+    uint32_t generation;  // of what was posted last
+  };
   // One GPU and its daemon.
   struct Site {
     std::unique_ptr<Gpu> gpu;
@@ -146,7 +157,7 @@ class Service {
     DaemonArguments arguments = {};
     std::vector<BlockQueues> blocks;
     std::map<const Plan*, DevicePlan> plans;
-    std::map<std::pair<uint32_t, uint32_t>, std::vector<Record*>> records;  // all zero
+    std::map<RecordShape, std::vector<FreeRecord>> records;  // all zero, but for what was posted
     uint64_t launches = 0;
     Status broken;            // why the daemon cannot be launched
     uint64_t unfinished = 0;  // of the daemon
@@ -169,7 +180,9 @@ class Service {
     const Group* group = nullptr;
     Signature signature;
     Record* record = nullptr;
-    int site = 0;  // whose memory the record is
+    RecordShape shape = {};
+    uint32_t generation = 0;  // of what is posted; 0: nothing is
+    int site = 0;             // whose memory the record is
     uint32_t lanes = 1;
     const Plan* plan = nullptr;
     std::vector<int64_t> operations;  // by member; -1: it has not come
@@ -237,7 +250,7 @@ class Service {
     size_t operator()(const Key& key) const { return static_cast<size_t>(key.first.lo); }
   };
 
-  explicit Service(const ServiceOptions& options) : options_(options) {}
+  explicit Service(const ServiceOptions& options);
   Status SetUp(Site* site);
   Status SetUpRelay();
   Status Enter(int gpu, Stream stream, const Submission& submission, const RaggedArrays* ragged,
@@ -250,13 +263,14 @@ class Service {
   HostOperation MakeOperation(int gpu, const Submission& submission, const RaggedArrays* ragged);
   Status PopError(int64_t device);
   Status FindRank(int64_t device, int gpu, Rank* rank);
+  PlanChoice ChoosePlan(const Signature& signature, int members) const;
   Status FindPlan(const Submission& submission, Site* site, const Plan** plan,
                   const DevicePlan** device_plan);
   Status Find(const Submission& submission, Instance** instance);
   std::string SourceText(uint64_t program, int32_t site) const;
   Status Join(const Submission& submission, int site, const Plan& plan, uint32_t lanes,
               Instance** instance);
-  Status TakeRecord(Site* site, uint32_t members, uint32_t lanes, Record** record);
+  Status TakeRecord(Site* site, Instance* instance);
   Status WaitForRoom(Site* site, const Rank& rank, uint32_t lanes,
                      std::unique_lock<std::mutex>& lock);
   Status Stage(const Submission& submission, const Plan& plan, Site* site,
@@ -286,6 +300,7 @@ class Service {
   void FailLate(int64_t now_ns);
 
   const ServiceOptions options_;
+  const PlanRules rules_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool stop_ = false;

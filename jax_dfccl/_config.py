@@ -66,6 +66,10 @@ def cache_folder() -> Path:
     return folder / "jax_dfccl"
 
 
+# kMostPostedBytes in cuda/layout.h.
+_MOST_LOW_LATENCY_BYTES = 16 << 10
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """What the runtime is started with.
@@ -85,6 +89,9 @@ class Config:
             results of calls in branches and the sources and results of those that need a copy.
         gpu_host_memory_bytes: JAX_DFCCL_GPU_HOST_MEMORY. Page-locked memory of the host for each
             GPU, in MiB: for what goes through the host, if anything does.
+        gpu_low_latency_bytes: JAX_DFCCL_GPU_LOW_LATENCY. Collectives whose sources have at most so
+            many bytes in all go with flags in the data there; 0: none.
+        gpu_bulk: JAX_DFCCL_GPU_BULK. 1: large copies there are done in bulk, from sm_90 on.
     """
 
     timeout_s: float = 600.0
@@ -96,6 +103,8 @@ class Config:
     gpu_blocks: int = 8
     gpu_memory_bytes: int = 256 << 20
     gpu_host_memory_bytes: int = 256 << 20
+    gpu_low_latency_bytes: int = _MOST_LOW_LATENCY_BYTES
+    gpu_bulk: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Config":
@@ -122,6 +131,15 @@ class Config:
                 " (MiB)",
             )
             << 20,
+            gpu_low_latency_bytes=_whole(
+                env,
+                "JAX_DFCCL_GPU_LOW_LATENCY",
+                cls.gpu_low_latency_bytes,
+                0,
+                _MOST_LOW_LATENCY_BYTES,
+                " (bytes)",
+            ),
+            gpu_bulk=_whole(env, "JAX_DFCCL_GPU_BULK", int(cls.gpu_bulk), 0, 1) != 0,
             plan=env.get("JAX_DFCCL_PLAN", cls.plan),
             tuning=env.get("JAX_DFCCL_TUNING", cls.tuning),
         )

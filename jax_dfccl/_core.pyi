@@ -32,6 +32,8 @@ def configure_gpus(
     memory_bytes: int,
     host_memory_bytes: int,
     several_processes: bool,
+    low_latency_bytes: int,
+    bulk: bool,
     timeout_s: float,
     plan_rules: Sequence[tuple[str, int, int | None, str]],
 ) -> None:

@@ -120,6 +120,8 @@ def register(platform: str = "cpu") -> None:
                 memory_bytes=config.gpu_memory_bytes,
                 host_memory_bytes=config.gpu_host_memory_bytes,
                 several_processes=jax.process_count() > 1,
+                low_latency_bytes=config.gpu_low_latency_bytes,
+                bulk=config.gpu_bulk,
                 timeout_s=config.timeout_s,
                 plan_rules=_plans.forced(config.plan),
             )

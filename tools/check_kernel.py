@@ -22,10 +22,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 KERNEL = "dfccl_daemon"
 
-# Of the kernel: registers of a thread (of 256 threads: all of an SM's, at 255), bytes of shared
-# memory of a block, bytes of a thread's stack (submission entries on their way), no spills.
-MOST_REGISTERS = 200
-MOST_SHARED_BYTES = 12 << 10
+# Instructions of bulk copies, from sm_90 on; in SASS their name is another.
+BULK = (
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes",
+    "cp.async.bulk.global.shared::cta.bulk_group",
+    "cp.async.bulk.wait_group 0",
+    "mbarrier.try_wait.parity",
+    "fence.proxy.async",
+)
+FIRST_WITH_BULK = 90
+
+# Of the kernel: registers of a thread (of 256 threads: half of an SM's, at 128; from sm_90 on three
+# quarters, as some would be spilled), bytes of shared memory of a block, bytes of a
+# thread's stack (submission entries on their way), no spills.
+MOST_REGISTERS = 128
+MOST_REGISTERS_FROM_SM_90 = 192
+MOST_SHARED_BYTES = 24 << 10
 MOST_STACK_BYTES = 512
 
 # What an operation must compile to in PTX.
@@ -40,19 +52,33 @@ ORDERS: dict[str, tuple[str, ...]] = {
     "roll_quiet": ("ld.acquire.sys",),
     "word_ready": ("ld.acquire.sys",),
     "word_done": ("st.release.sys",),
+    "flagged_post": ("st.relaxed.sys.b64",),
+    "flagged_read": ("ld.relaxed.sys.b64",),
 }
+# What it must not: the data says itself that it is there, so nothing else is waited for.
+NO_ORDER = ("fence", "acquire", "release", "MEMBAR", "CCTL")
+UNORDERED = ("flagged_post", "flagged_read")
 # In SASS an acquire is a strong load after which the L1 cache is invalidated, a release a
 # strong store after a barrier of the memory.
 SASS = {
     "ld.acquire.sys": (r"LDG?\.E(\.\w+)*\.STRONG\.SYS", r"CCTL\.IVALL"),
     "st.release.sys": (r"MEMBAR\.\w+\.SYS", r"STG?\.E(\.\w+)*\.STRONG\.SYS"),
+    # Whole words of 64 bits.
+    "ld.relaxed.sys.b64": (r"LDG?\.E\.64\.STRONG\.SYS",),
+    "st.relaxed.sys.b64": (r"STG?\.E\.64\.STRONG\.SYS",),
 }
+
+# Where a kernel begins, in PTX and in SASS.
+ENTRY = r"\.visible \.entry (\w+)\("
+FUNCTION = r"Function : (\w+)\n"
 
 # (header, its text, a weaker order, an operation that must be found out)
 WEAKENED = (
     ("spsc_queue.h", "pushed.StoreRelease(", "pushed.StoreRelaxed(", "spsc_push"),
     ("spsc_queue.h", "pushed.LoadAcquire(", "pushed.LoadRelaxed(", "spsc_pop"),
     ("progress.h", "value_.StoreRelease(", "value_.StoreRelaxed(", "progress_publish"),
+    ("flagged_word.h", "word_.LoadRelaxed()", "word_.LoadAcquire()", "flagged_read"),
+    ("flagged_word.h", "Atomic<uint64_t> word_", "Atomic<uint32_t> word_", "flagged_post"),
     ("roll.h", "FetchAddAcqRel(kOneGone)", "FetchAddRelaxed(kOneGone)", "roll_leave"),
     ("atomics.h", "kAcquire = cuda::memory_order_acquire", "kAcquire = cuda::memory_order_relaxed",
      "word_ready"),
@@ -111,10 +137,16 @@ def read_usage(output: str) -> Usage:
     return Usage(int(match[2]), int(match[3]), int(match[1]), sum(spills))
 
 
-def over(usage: Usage) -> list[str]:
+def number(architecture: str) -> int:
+    """90 of sm_90."""
+    return int(architecture.removeprefix("sm_"))
+
+
+def over(usage: Usage, architecture: str) -> list[str]:
     """Which limits a kernel breaks."""
+    most = MOST_REGISTERS if number(architecture) < 90 else MOST_REGISTERS_FROM_SM_90
     limits = (
-        ("registers", usage.registers, MOST_REGISTERS),
+        ("registers", usage.registers, most),
         ("bytes of shared memory", usage.shared_bytes, MOST_SHARED_BYTES),
         ("bytes of stack", usage.stack_bytes, MOST_STACK_BYTES),
         ("bytes spilled", usage.spill_bytes, 0),
@@ -128,10 +160,23 @@ def bodies(text: str, start: str) -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
+def wrong_bulk(ptx: str, sass: str, architecture: str) -> list[str]:
+    """What a bulk copy lacks, or, on GPUs that have none, has."""
+    wanted = number(architecture) >= FIRST_WITH_BULK
+    faults = [
+        f"bulk_copy: {'no' if wanted else 'has'} {instruction} in PTX"
+        for instruction in BULK
+        if (instruction in bodies(ptx, ENTRY).get("bulk_copy", "")) != wanted
+    ]
+    if sass and ("UBLKCP" in bodies(sass, FUNCTION).get("bulk_copy", "")) != wanted:
+        faults.append(f"bulk_copy: {'no' if wanted else 'has'} UBLKCP in SASS")
+    return faults
+
+
 def wrong_orders(ptx: str, sass: str) -> list[str]:
     """Which operations are not what their names promise."""
-    ptx_of = bodies(ptx, r"\.visible \.entry (\w+)\(")
-    sass_of = bodies(sass, r"Function : (\w+)\n") if sass else {}
+    ptx_of = bodies(ptx, ENTRY)
+    sass_of = bodies(sass, FUNCTION) if sass else {}
     faults = []
     for name, orders in ORDERS.items():
         for order in orders:
@@ -140,6 +185,9 @@ def wrong_orders(ptx: str, sass: str) -> list[str]:
             for pattern in SASS.get(order, ()) if sass else ():
                 if not re.search(pattern, sass_of.get(name, "")):
                     faults.append(f"{name}: no {pattern} in SASS for {order}")
+    for name in UNORDERED:
+        text = ptx_of.get(name, "") + sass_of.get(name, "")
+        faults += [f"{name}: {word} is not needed" for word in NO_ORDER if word in text]
     return faults
 
 
@@ -154,7 +202,8 @@ def check_orders(nvcc: str, cuobjdump: str | None, architecture: str, include: P
         if cuobjdump:
             run([*common, "-cubin", "-o", folder / "orders.cubin", unit])
             sass = run([cuobjdump, "-sass", folder / "orders.cubin"])
-        return wrong_orders((folder / "orders.ptx").read_text(), sass)
+        ptx = (folder / "orders.ptx").read_text()
+        return wrong_orders(ptx, sass) + wrong_bulk(ptx, sass, architecture)
 
 
 def check_weakened(nvcc: str, architecture: str) -> list[str]:
@@ -192,10 +241,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = arguments.output or Path(name)
         folder.mkdir(parents=True, exist_ok=True)
-        for architecture in arguments.architecture or ["sm_80", "sm_90"]:
+        for architecture in arguments.architecture or ["sm_80", "sm_90", "sm_100"]:
             usage = compile_kernel(nvcc, architecture, folder / f"daemon_{architecture}.cubin")
             print(f"{architecture}: {usage}", flush=True)
-            faults += [f"{architecture}: {fault}" for fault in over(usage)]
+            faults += [f"{architecture}: {fault}" for fault in over(usage, architecture)]
             faults += [
                 f"{architecture}: {fault}"
                 for fault in check_orders(nvcc, cuobjdump, architecture, ROOT)

@@ -27,7 +27,7 @@ ROOT = environment.ROOT
 VENV = f".venv-test-{sys.version_info.major}.{sys.version_info.minor}"
 BUILD = ROOT / "build"
 CPP_SOURCES = ("core", "xla_ffi", "cuda", "tests", "bench")
-NVCC_ARCHITECTURES = ("sm_80", "sm_90")
+NVCC_ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 
 
 class Failed(Exception):

@@ -139,13 +139,16 @@ void Configure(int workers, double timeout_s, double stall_warning_s, double cyc
 
 void ConfigureGpus(const std::unordered_map<int, int64_t>& devices, int blocks,
                    int64_t memory_bytes, int64_t host_memory_bytes, bool several_processes,
-                   double timeout_s, const std::vector<RuleTuple>& plan_rules) {
+                   int64_t low_latency_bytes, bool bulk, double timeout_s,
+                   const std::vector<RuleTuple>& plan_rules) {
   CudaOptions options;
   for (const auto& [ordinal, id] : devices) options.devices.push_back({ordinal, id});
   options.service.blocks = static_cast<uint32_t>(blocks);
   options.service.memory_bytes = static_cast<size_t>(memory_bytes);
   options.service.host_memory_bytes = static_cast<size_t>(host_memory_bytes);
   options.service.several_processes = several_processes;
+  options.service.low_latency_bytes = low_latency_bytes;
+  options.service.bulk = bulk;
   options.service.timeout_ns = Nanoseconds(timeout_s, "timeout_s");
   options.service.plan_rules = ToPlanRules(plan_rules);
   nb::gil_scoped_release release;
@@ -162,6 +165,7 @@ nb::dict GpuCounters() {
   }
   if (!is_used) return dict;
   dict["submitted"] = counters.submitted;
+  dict["low_latency"] = counters.posted;
   dict["completed"] = counters.completed;
   dict["failed"] = counters.failed;
   dict["relayed"] = counters.relayed;
@@ -171,6 +175,7 @@ nb::dict GpuCounters() {
   dict["preemptions"] = counters.preemptions;
   dict["context_saves"] = counters.saves;
   dict["context_loads"] = counters.loads;
+  dict["bulk_copies"] = counters.bulk_copies;
   return dict;
 }
 
@@ -355,7 +360,8 @@ NB_MODULE(_core, m) {
         "Options of the runtime that the next use creates (core/runtime.h RuntimeOptions).");
   m.def("configure_gpus", &dfccl::ConfigureGpus, nb::kw_only(), nb::arg("devices"),
         nb::arg("blocks"), nb::arg("memory_bytes"), nb::arg("host_memory_bytes"),
-        nb::arg("several_processes"), nb::arg("timeout_s"), nb::arg("plan_rules"),
+        nb::arg("several_processes"), nb::arg("low_latency_bytes"), nb::arg("bulk"),
+        nb::arg("timeout_s"), nb::arg("plan_rules"),
         "{number of a GPU: global device id}, and options of their daemons, which the first call "
         "starts (cuda/service.h ServiceOptions).");
   m.def("has_gpu_kernel", &dfccl::gpu::HasKernelImage,

@@ -54,6 +54,7 @@ const std::vector<PlanChoice>& PlansOf(Kind kind) {
     for (int k = 0; k < kKindCount; ++k) {
       for (int a = 0; a < kAlgorithmCount; ++a) {
         const auto algorithm = static_cast<Algorithm>(a);
+        if (algorithm == Algorithm::kLowLatency) continue;
         if (!HasPlans(static_cast<Kind>(k), algorithm)) continue;
         all[k].push_back({algorithm});
         if (Passes(algorithm)) all[k].push_back({algorithm, kPieces});

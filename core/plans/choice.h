@@ -33,7 +33,8 @@ struct PlanChoice {
 // "ring", or "ring:8" in 8 chunks per member.
 std::string PlanName(const PlanChoice& choice);
 
-// The plans that a kind has.
+// The plans that a kind has in one process, but for that of low latency, which is not for
+// every daemon.
 const std::vector<PlanChoice>& PlansOf(Kind kind);
 
 // Whether a plan's results are those of a fold in the order of the members, bit by

@@ -56,6 +56,8 @@ const char* AlgorithmName(Algorithm algorithm) {
       return "direct";
     case Algorithm::kChain:
       return "chain";
+    case Algorithm::kLowLatency:
+      return "low_latency";
     case Algorithm::kEager:
       return "eager";
     case Algorithm::kRendezvous:
@@ -78,6 +80,8 @@ bool HasPlans(Kind kind, Algorithm algorithm, const Placement* placement) {
       return placement != nullptr && kind == Kind::kAllReduce;
     case Algorithm::kHostByHost:
       return placement != nullptr && kind == Kind::kAllReduce && placement->even_hosts > 0;
+    case Algorithm::kLowLatency:  // those without data, or of unknown size, have none
+      return placement == nullptr && kind != Kind::kBarrier && kind != Kind::kRaggedAllToAll;
     default:
       if (placement != nullptr) return false;
   }
@@ -127,6 +131,8 @@ Plan MakePlan(const PlanKey& key) {
   plan.member.resize(key.members);
   if (key.placement != nullptr) {
     PlanAcross(&plan);
+  } else if (key.algorithm == Algorithm::kLowLatency) {
+    PlanPosted(&plan);
   } else {
     switch (FamilyOf(key.kind)) {
       case Family::kAllReduce:

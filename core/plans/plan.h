@@ -22,13 +22,14 @@ enum class Algorithm : uint8_t {
   kRecursiveDoubling,  // all_reduce
   kDirect,             // every member moves its share at once; waits for whom it touches
   kChain,              // scans: from neighbour to neighbour
+  kLowLatency,         // for GPUs: every member folds for itself what all have posted
   // For groups that are spread over processes.
   kEager,              // data goes along with the news that a member has come
   kRendezvous,         // data goes when a reader has come, of movers into its result
   kRendezvousTwoShot,  // all_reduce: every member folds a share for all
   kHostByHost,         // all_reduce: folds go from host to host, and results back
 };
-constexpr int kAlgorithmCount = 11;
+constexpr int kAlgorithmCount = 12;
 constexpr int kMaxPlanMembers = 64;  // of rings and recursive doubling
 // Waits for every member to reach kArrived + i are counted for i below this.
 constexpr uint32_t kCountedLevels = 2;

@@ -11,6 +11,7 @@ namespace dfccl {
 void PlanAllReduce(Plan* plan);   // all_reduce.cc
 void PlanTogether(Plan* plan);    // together.cc: kinds in which everyone needs everyone
 void PlanAmongPeers(Plan* plan);  // among_peers.cc: kinds in which members need some others
+void PlanPosted(Plan* plan);      // posted.cc: every member folds for itself what all have posted
 void PlanAcross(Plan* plan);      // across.cc: groups that are spread over processes
 
 }  // namespace dfccl

@@ -148,7 +148,8 @@ class Verifier {
  public:
   Verifier(const Plan& plan, bool in_place)
       : plan_(plan),
-        in_place_(in_place),
+        posted_(plan.key.algorithm == Algorithm::kLowLatency),
+        in_place_(in_place && !posted_),
         n_(plan.members),
         is_ragged_(plan.key.kind == Kind::kRaggedAllToAll),
         // A ragged exchange moves a part of each source to a part of each result, as
@@ -631,7 +632,12 @@ class Verifier {
     }
     const int process = ProcessOf(member);
     for (uint32_t i = step.source_begin; i < step.source_end; ++i) {
-      if (!IsKept(process, plan_.refs[i])) Touch(member, plan_.refs[i]);
+      const BufferRef& ref = plan_.refs[i];
+      if (posted_ && ref.kind == BufferKind::kSource) {
+        Learn(member, ref.member, kArrived);  // the data itself is waited for
+      } else if (!IsKept(process, ref)) {
+        Touch(member, ref);
+      }
     }
     for (uint32_t i = step.destination_begin; i < step.destination_end; ++i) {
       Touch(member, plan_.refs[i]);
@@ -919,8 +925,8 @@ class Verifier {
     signature.root = plan_.key.root;
     signature.pairs = plan_.key.pairs;
     const bool across = plan_.key.placement != nullptr;
-    const bool may_leave =
-        plan_.key.algorithm == Algorithm::kEager && !IsTogether(plan_.key.kind, across);
+    const bool may_leave = posted_ || (plan_.key.algorithm == Algorithm::kEager &&
+                                       !IsTogether(plan_.key.kind, across));
     for (int member = 0; member < n_; ++member) {
       const std::string name = "member " + std::to_string(member);
       if (is_ragged_ && states_[member].checked == 0) Fault(name + " checks nothing");
@@ -940,6 +946,7 @@ class Verifier {
   }
 
   const Plan& plan_;
+  const bool posted_;  // a source is copied when its member arrives, and the copies stay
   const bool in_place_;
   const int n_;
   const bool is_ragged_;

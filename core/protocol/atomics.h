@@ -22,6 +22,10 @@
 #undef assert
 #undef errno
 #elif defined(__CUDACC__)
+// No word is in a thread's own memory, of which each operation would make sure otherwise:
+// that doubled the code. (The name before and after CUDA 13.1.)
+#define _LIBCUDACXX_ATOMIC_UNSAFE_AUTOMATIC_STORAGE
+#define _CCCL_ATOMIC_UNSAFE_AUTOMATIC_STORAGE
 #include <cuda/atomic>
 #else
 #include <atomic>

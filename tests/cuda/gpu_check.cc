@@ -164,14 +164,7 @@ class Part {
 
   void Start() {
     Copy(source_, host_source_, source_bytes_);
-    Submission submission;
-    submission.device = device();
-    submission.group = call_.group;
-    submission.member = member_;
-    submission.id = call_.id();
-    submission.signature = call_.signature;
-    submission.source = source_;
-    submission.result = result_;
+    Submission submission = call_.MakeSubmission(member_, source_, result_);
     submission.priority = priority;
     Check(machine_.service().Start(0, stream(), submission, nullptr, &ticket_));
   }
@@ -213,8 +206,15 @@ std::vector<int64_t> Devices(int count) {
   return devices;
 }
 
-void Conformance(const std::string& driver, const std::vector<int64_t>& counts) {
-  Machine machine(driver, ServiceOptions());
+ServiceOptions WithoutLowLatency() {
+  ServiceOptions options;
+  options.low_latency_bytes = 0;
+  return options;
+}
+
+void Conformance(const std::string& driver, const ServiceOptions& options,
+                 const std::vector<int64_t>& counts) {
+  Machine machine(driver, options);
   std::mt19937 random(1);
   int done = 0;
   for (int k = 0; k < kKindCount; ++k) {
@@ -238,7 +238,8 @@ void Conformance(const std::string& driver, const std::vector<int64_t>& counts) 
       }
     }
   }
-  std::printf("%d collectives, all values right\n", done);
+  std::printf("%d collectives, all values right; %llu parts by low latency\n", done,
+              static_cast<unsigned long long>(machine.service().Counters().posted));
 }
 
 void Disorder(const std::string& driver, int rounds) {
@@ -373,15 +374,16 @@ void Hog(const std::string& driver) {
               machine.multiprocessors());
 }
 
-// Of all_reduces of f32 by two ranks, back to back, without copies in and out.
-double SecondsOfOne(Machine* machine, int64_t count, int repetitions) {
+// Of collectives of f32 by two ranks, back to back, without copies in and out.
+double SecondsOfOne(Machine* machine, Kind kind, int64_t count, int repetitions) {
   std::mt19937 random(6);
-  Call call = MakeCall(Kind::kAllReduce, Devices(2), count, &random);
+  Call call = MakeCall(kind, Devices(2), count, &random);
   call.signature.dtype = DType::kF32;
   call.signature.op = ReduceOp::kSum;
   const size_t bytes = static_cast<size_t>(count) * sizeof(float);
   void* const sources[] = {machine->Device(bytes), machine->Device(bytes)};
-  void* const results[] = {machine->Device(bytes), machine->Device(bytes)};
+  const auto result_bytes = bytes * static_cast<size_t>(ResultBlocks(kind, 2));
+  void* const results[] = {machine->Device(result_bytes), machine->Device(result_bytes)};
   std::vector<double> seconds;
   for (int round = 0; round < 6; ++round) {
     machine->Synchronize();
@@ -389,14 +391,7 @@ double SecondsOfOne(Machine* machine, int64_t count, int repetitions) {
     for (int i = 0; i < repetitions; ++i) {
       ++call.number;
       for (int m = 0; m < 2; ++m) {
-        Submission submission;
-        submission.device = m;
-        submission.group = call.group;
-        submission.member = m;
-        submission.id = {call.number, 99};
-        submission.signature = call.signature;
-        submission.source = sources[m];
-        submission.result = results[m];
+        const Submission submission = call.MakeSubmission(m, sources[m], results[m]);
         uint64_t ticket;
         Check(machine->service().Start(0, machine->stream(m), submission, nullptr, &ticket));
         Check(machine->service().Finish(machine->stream(m), ticket, results[m]));
@@ -430,17 +425,34 @@ double SecondsOfACopy(Machine* machine, size_t bytes) {
 
 // The bars of the project for one GPU; for an emulated one only that they can be measured.
 void Bars(const std::string& driver, int64_t count, int repetitions) {
+  double small_without = 0;
+  {
+    Machine machine(driver, WithoutLowLatency());
+    small_without = SecondsOfOne(&machine, Kind::kAllReduce, 2, repetitions);
+  }
+  double gather_in_bulk = 0;
+  {
+    ServiceOptions options;
+    options.bulk = true;
+    Machine machine(driver, options);
+    gather_in_bulk = SecondsOfOne(&machine, Kind::kAllGather, count, 5);
+    if (machine.service().Counters().bulk_copies == 0) std::printf("no copies in bulk here\n");
+  }
   Machine machine(driver, ServiceOptions());
-  const double small = SecondsOfOne(&machine, 2, repetitions);
-  const double large = SecondsOfOne(&machine, count, 5);
+  const double small = SecondsOfOne(&machine, Kind::kAllReduce, 2, repetitions);
+  const double large = SecondsOfOne(&machine, Kind::kAllReduce, count, 5);
+  const double gather = SecondsOfOne(&machine, Kind::kAllGather, count, 5);
   const auto bytes = static_cast<size_t>(count) * sizeof(float);
   // Two ranks read and write as much as two copies do.
   const double share = 2 * SecondsOfACopy(&machine, bytes) / large;
   const bool fast = small < 6e-6, wide = share >= 0.8;
   std::printf(
-      "{\"device\": \"%s\", \"all_reduce_8_bytes_us\": %.2f, \"all_reduce_bytes\": %zu, "
-      "\"all_reduce_us\": %.1f, \"share_of_copy_bandwidth\": %.3f}\n",
-      machine.name(), 1e6 * small, bytes, 1e6 * large, share);
+      "{\"device\": \"%s\", \"all_reduce_8_bytes_us\": %.2f, "
+      "\"all_reduce_8_bytes_without_low_latency_us\": %.2f, \"all_reduce_bytes\": %zu, "
+      "\"all_reduce_us\": %.1f, \"share_of_copy_bandwidth\": %.3f, \"all_gather_us\": %.1f, "
+      "\"all_gather_in_bulk_us\": %.1f}\n",
+      machine.name(), 1e6 * small, 1e6 * small_without, bytes, 1e6 * large, share, 1e6 * gather,
+      1e6 * gather_in_bulk);
   if (driver.empty() && (!fast || !wide)) {
     Fail(std::string("missed:") + (fast ? "" : " under 6 us for 8 bytes") +
          (wide ? "" : " 80 % of the copy bandwidth"));
@@ -486,9 +498,11 @@ void Speed(const std::string& driver, const std::vector<int64_t>& counts) {
 int Run(const std::string& part, const std::string& driver) {
   const Limit limit(300);
   if (part == "conformance") {
-    Conformance(driver, {0, 1, 7, 1000, 100'003});
+    Conformance(driver, ServiceOptions(), {0, 1, 7, 1000, 100'003});
+    Conformance(driver, WithoutLowLatency(), {0, 1, 7, 1000});
   } else if (part == "conformance-small") {
-    Conformance(driver, {1, 1003});
+    Conformance(driver, ServiceOptions(), {1, 1003});
+    Conformance(driver, WithoutLowLatency(), {1});
   } else if (part == "disorder") {
     Disorder(driver, 450);  // about 10^5 parts
   } else if (part == "disorder-small") {

@@ -123,14 +123,7 @@ class Part {
   EmulatedStream& stream() { return ranks_.stream(device()); }
 
   Submission MakeSubmission() {
-    Submission submission;
-    submission.device = device();
-    submission.group = call_.group;
-    submission.member = member_;
-    submission.id = call_.id();
-    submission.signature = call_.signature;
-    submission.source = source_.data();
-    submission.result = result_.data();
+    Submission submission = call_.MakeSubmission(member_, source_.data(), result_.data());
     submission.priority = priority;
     submission.timeout_ns = timeout_ns;
     return submission;
@@ -223,10 +216,12 @@ inline void RunAll(Ranks* ranks, const std::vector<int>& members,
 
 // Every rank starts the same collectives over random groups in an order of its own, all
 // before the first is awaited, and awaits them in yet another order.
-inline void RunInDisorder(Shape shape, int rounds, int collectives) {
+inline void RunInDisorder(Shape shape, int rounds, int collectives, bool low_latency = true) {
   constexpr int kRanks = 6;
   std::mt19937 random(6);
-  Ranks ranks(kRanks, SmallOptions(), shape);
+  ServiceOptions options = SmallOptions();
+  if (!low_latency) options.low_latency_bytes = 0;
+  Ranks ranks(kRanks, options, shape);
   for (int round = 0; round < rounds; ++round) {
     std::vector<Parts> parts(kRanks);
     for (int i = 0; i < collectives; ++i) {
@@ -280,6 +275,12 @@ inline void RunInDisorder(Shape shape, int rounds, int collectives) {
   if (counters.relayed > 0) return;
   EXPECT_GT(counters.preemptions, 0u);
   EXPECT_GT(counters.loads, 0u);
+  if (low_latency) {  // small ones by it, others not
+    EXPECT_GT(counters.posted, counters.submitted / 8);
+    EXPECT_LT(counters.posted, counters.submitted * 7 / 8);
+  } else {
+    EXPECT_EQ(counters.posted, 0u);
+  }
 }
 
 // Rows of a random exchange; `spoil` makes one member's sizes wrong.

@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -22,22 +23,105 @@ namespace dfccl {
 namespace gpu {
 namespace {
 
+ServiceOptions WithoutLowLatency() {
+  ServiceOptions options = SmallOptions();
+  options.low_latency_bytes = 0;
+  return options;
+}
+
 TEST(ServiceTest, EveryKindOnOneGpu) {
   std::mt19937 random(1);
-  Ranks ranks(8, SmallOptions());
-  RunAll(&ranks, {1, 2, 3, 5, 8}, {0, 1, 7, 1000, 9973}, &random);
+  for (const ServiceOptions& options : {SmallOptions(), WithoutLowLatency()}) {
+    Ranks ranks(8, options);
+    RunAll(&ranks, {1, 2, 3, 5, 8}, {0, 1, 7, 1000, 9973}, &random);
+    if (HasFatalFailure()) return;
+  }
 }
 
 TEST(ServiceTest, EveryKindWithBlocksOfSeveralThreads) {
   std::mt19937 random(2);
-  Ranks ranks(3, SmallOptions(), {/*threads=*/3, /*gpus=*/1, nullptr});
-  RunAll(&ranks, {2, 3}, {1, 61, 3001}, &random);
+  for (const ServiceOptions& options : {SmallOptions(), WithoutLowLatency()}) {
+    Ranks ranks(3, options, {/*threads=*/3, /*gpus=*/1, nullptr});
+    RunAll(&ranks, {2, 3}, {1, 61, 3001}, &random);
+    if (HasFatalFailure()) return;
+  }
 }
 
 TEST(ServiceTest, EveryKindOverTwoGpus) {
   std::mt19937 random(3);
-  Ranks ranks(5, SmallOptions(), {/*threads=*/1, /*gpus=*/2, nullptr});
-  RunAll(&ranks, {2, 5}, {1, 1000, 9973}, &random);
+  for (const ServiceOptions& options : {SmallOptions(), WithoutLowLatency()}) {
+    Ranks ranks(5, options, {/*threads=*/1, /*gpus=*/2, nullptr});
+    RunAll(&ranks, {2, 5}, {1, 1000, 9973}, &random);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// By size, but a plan that is forced comes first.
+TEST(ServiceTest, SmallMessagesGoByLowLatency) {
+  std::mt19937 random(23);
+  const auto posted = [&](const ServiceOptions& options, Kind kind, int members, int64_t bytes) {
+    Ranks ranks(members, options);
+    Call call = MakeCall(kind, Devices(members), bytes / 4, &random);
+    call.signature.dtype = DType::kF32;
+    call.signature.op = ReduceOp::kSum;
+    Parts parts = MakeParts(&ranks, call);
+    for (auto& part : parts) part->StartAndFinish();
+    ranks.Synchronize();
+    for (auto& part : parts) part->CheckValues();
+    return ranks.service().Counters().posted;
+  };
+  const ServiceOptions options = SmallOptions();
+  EXPECT_EQ(posted(options, Kind::kAllReduce, 4, 4096), 4u);
+  EXPECT_EQ(posted(options, Kind::kAllReduce, 4, 4100), 0u);
+  EXPECT_EQ(posted(options, Kind::kAllToAll, 4, 1024), 4u);
+  EXPECT_EQ(posted(options, Kind::kAllToAll, 4, 1028), 0u);
+  EXPECT_EQ(posted(options, Kind::kBarrier, 4, 4), 0u);
+  ServiceOptions less = options;
+  less.low_latency_bytes = 1000;
+  EXPECT_EQ(posted(less, Kind::kAllGather, 4, 240), 4u);
+  EXPECT_EQ(posted(less, Kind::kAllGather, 4, 244), 0u);
+  ServiceOptions forced = options;
+  forced.plan_rules = Forcing("direct_flat").plan_rules;
+  EXPECT_EQ(posted(forced, Kind::kAllReduce, 4, 16), 0u);
+  EXPECT_EQ(posted(forced, Kind::kBroadcast, 4, 16), 4u);  // has no such plan
+}
+
+// Large copies in bulk, and their neighbours that are none or not aligned for it.
+TEST(ServiceTest, CopiesInBulk) {
+  std::mt19937 random(26);
+  for (const uint32_t threads : {1u, 3u}) {
+    ServiceOptions options = SmallOptions();
+    options.lane_bytes = options.slice_bytes = 1 << 20;
+    Ranks plain(3, options, {threads, 1, nullptr});
+    RunAll(&plain, {2, 3}, {20'000, 20'003}, &random);
+    EXPECT_EQ(plain.service().Counters().bulk_copies, 0u);
+    options.bulk = true;
+    Ranks bulk(3, options, {threads, 1, nullptr});
+    RunAll(&bulk, {2, 3}, {7, 1000, 20'000, 20'003}, &random);
+    if (HasFatalFailure()) return;
+    EXPECT_GT(bulk.service().Counters().bulk_copies, 10u);
+  }
+}
+
+// Records are used again and again for uses of different length, and generations of what
+// is posted in them begin anew.
+TEST(ServiceTest, GenerationsThatWrap) {
+  std::mt19937 random(24);
+  ServiceOptions options = SmallOptions();
+  options.first_sequence = ~uint64_t{0} - 20;
+  Ranks ranks(3, options);
+  for (int i = 0; i < 60; ++i) {
+    Call call = MakeCall(Kind::kAllReduce, Devices(3), i % 3 == 0 ? 80 : 50 + i % 7, &random);
+    call.signature.dtype = DType::kF32;
+    call.signature.op = ReduceOp::kSum;
+    Parts parts = MakeParts(&ranks, call);
+    std::shuffle(parts.begin(), parts.end(), random);
+    for (auto& part : parts) part->StartAndFinish();
+    ranks.Synchronize();
+    for (auto& part : parts) part->CheckValues();
+    if (HasFatalFailure()) return;
+  }
+  EXPECT_EQ(ranks.service().Counters().posted, 180u);
 }
 
 TEST(ServiceTest, EveryPlan) {
@@ -68,6 +152,9 @@ TEST(ServiceTest, SequencesThatWrap) {
 TEST(ServiceTest, DisorderOnOneGpu) { RunInDisorder({1, 1, nullptr}, 10, 60); }
 TEST(ServiceTest, DisorderOverTwoGpus) { RunInDisorder({1, 2, nullptr}, 10, 60); }
 TEST(ServiceTest, DisorderWithBlocksOfSeveralThreads) { RunInDisorder({2, 1, nullptr}, 2, 20); }
+TEST(ServiceTest, DisorderWithoutLowLatency) {
+  RunInDisorder({1, 2, nullptr}, 5, 60, /*low_latency=*/false);
+}
 
 // The operands of one member are late: the daemon leaves, and others' collectives are
 // done meanwhile; it comes back when they are there.
@@ -130,38 +217,34 @@ TEST(ServiceTest, APermuteDoesNotWaitForWhomItDoesNotNeed) {
 
 TEST(ServiceTest, ResultsInPlaceOfSources) {
   std::mt19937 random(10);
-  for (const char* plan : {"direct_flat", "direct_two_shot", "direct_one_shot"}) {
+  for (const char* plan : {"direct_flat", "direct_two_shot", "direct_one_shot", "low_latency"}) {
     ServiceOptions options = SmallOptions();
     options.plan_rules = Forcing(plan).plan_rules;
     Ranks ranks(3, options);
-    Call call = MakeCall(Kind::kAllReduce, Devices(3), 2500, &random);
+    const int64_t count = options.plan_rules.empty() ? 1250 : 2500;
+    Call call = MakeCall(Kind::kAllReduce, Devices(3), count, &random);
     call.signature.dtype = DType::kF32;
     call.signature.op = ReduceOp::kSum;
     std::vector<std::vector<float>> buffers(3);
     const EndIfGivenUp end(&ranks);
     for (int m = 0; m < 3; ++m) {
-      for (int64_t i = 0; i < 2500; ++i) {
+      for (int64_t i = 0; i < count; ++i) {
         buffers[m].push_back(static_cast<float>(call.Source(m, 0, i)));
       }
     }
     for (int m = 0; m < 3; ++m) {
-      Submission submission;
-      submission.device = m;
-      submission.group = call.group;
-      submission.member = m;
-      submission.id = {call.number, 77};
-      submission.signature = call.signature;
-      submission.source = submission.result = buffers[m].data();
+      const Submission submission = call.MakeSubmission(m, buffers[m].data(), buffers[m].data());
       uint64_t ticket;
       ASSERT_TRUE(ranks.service().Start(0, &ranks.stream(m), submission, nullptr, &ticket).ok());
       ASSERT_TRUE(ranks.service().Finish(&ranks.stream(m), ticket, buffers[m].data()).ok());
     }
     ranks.Synchronize();
     for (int m = 0; m < 3; ++m) {
-      for (int64_t i = 0; i < 2500; ++i) {
+      for (int64_t i = 0; i < count; ++i) {
         ASSERT_EQ(buffers[m][i], static_cast<float>(call.Folded(3, 0, i))) << plan << " " << i;
       }
     }
+    EXPECT_EQ(ranks.service().Counters().posted, options.plan_rules.empty() ? 3u : 0u);
   }
 }
 
@@ -214,8 +297,9 @@ TEST(ServiceTest, AMemberThatDoesNotComeInTimeIsNamed) {
 TEST(ServiceTest, FailuresInTheMiddle) {
   std::mt19937 random(13);
   Ranks ranks(4, SmallOptions());
-  for (int round = 0; round < 30; ++round) {
-    Parts parts = MakeParts(&ranks, MakeCall(Kind::kAllReduce, Devices(4), 20000, &random));
+  for (int round = 0; round < 45; ++round) {
+    const int64_t count = round % 3 == 0 ? 200 : 20000;
+    Parts parts = MakeParts(&ranks, MakeCall(Kind::kAllReduce, Devices(4), count, &random));
     Parts good = MakeParts(&ranks, MakeCall(Kind::kAllGather, Devices(4), 700, &random));
     for (auto& part : parts) part->timeout_ns = 1 + static_cast<int64_t>(random() % 3'000'000);
     const bool incomplete = round % 2 == 0;
@@ -261,6 +345,43 @@ TEST(ServiceTest, ADaemonThatCannotBeLaunchedHoldsNobodyUp) {
   ranks.Synchronize();
   EXPECT_NE(parts[1]->Start().message().find("no room on this GPU"), std::string::npos);
   EXPECT_TRUE(ranks.service().Idle());
+}
+
+// One of two daemons does not leave at the end.
+class CountedGpu : public EmulatedGpu {
+ public:
+  explicit CountedGpu(bool is_stuck) : EmulatedGpu(1), is_stuck_(is_stuck) {
+    alive.push_back(this);
+  }
+  ~CountedGpu() override { alive.erase(std::find(alive.begin(), alive.end(), this)); }
+  Status Launch(const DaemonArguments& arguments) override {
+    return is_stuck_ ? Status() : EmulatedGpu::Launch(arguments);
+  }
+  static std::vector<Gpu*> alive;
+
+ private:
+  const bool is_stuck_;
+};
+std::vector<Gpu*> CountedGpu::alive;
+
+TEST(ServiceTest, NoMemoryIsFreedWhileADaemonMayTouchIt) {
+  std::mt19937 random(25);
+  for (const int stuck : {0, 2}) {  // 2: none
+    ServiceOptions options = SmallOptions();
+    options.shutdown_ns = stuck < 2 ? 20'000'000 : options.shutdown_ns;
+    const auto open = stuck == 0 ? +[](int ordinal) -> std::unique_ptr<Gpu> {
+      return std::make_unique<CountedGpu>(ordinal == 0);
+    }
+    : +[](int) -> std::unique_ptr<Gpu> { return std::make_unique<CountedGpu>(false); };
+    Ranks ranks(2, options, {1, 2, open});
+    Parts parts = MakeParts(&ranks, MakeCall(Kind::kAllReduce, {0}, 10, &random));
+    Parts others = MakeParts(&ranks, MakeCall(Kind::kAllReduce, {1}, 10, &random));
+    for (Parts* each : {&parts, &others}) (*each)[0]->StartAndFinish();
+    ranks.stream(1).Synchronize();
+    ranks.End();
+    EXPECT_EQ(CountedGpu::alive.size(), stuck < 2 ? 2u : 0u);
+    while (!CountedGpu::alive.empty()) delete CountedGpu::alive.back();
+  }
 }
 
 TEST(ServiceTest, ATicketIsGoodForOneFinish) {

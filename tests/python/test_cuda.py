@@ -192,6 +192,7 @@ def test_registration(gpus):
     assert options["devices"] == {1: 4, 0: 5}
     assert (options["blocks"], options["memory_bytes"]) == (8, 256 << 20)
     assert (options["host_memory_bytes"], options["several_processes"]) == (256 << 20, False)
+    assert (options["low_latency_bytes"], options["bulk"]) == (16 << 10, False)
     assert registered == [
         ("register_ffi_type", "jax_dfccl.call", "CUDA"),
         *(("register_ffi_target", target, "CUDA") for target in TARGETS),

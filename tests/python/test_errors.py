@@ -217,10 +217,12 @@ def test_settings_are_read():
             "JAX_DFCCL_GPU_BLOCKS": "4",
             "JAX_DFCCL_GPU_MEMORY": "512",
             "JAX_DFCCL_GPU_HOST_MEMORY": "64",
+            "JAX_DFCCL_GPU_LOW_LATENCY": "0",
+            "JAX_DFCCL_GPU_BULK": "1",
             "UNRELATED": "x",
         }
     )
-    assert config == Config(2.5, 1.0, 0.0, 3, "ring", "off", 4, 512 << 20, 64 << 20)
+    assert config == Config(2.5, 1.0, 0.0, 3, "ring", "off", 4, 512 << 20, 64 << 20, 0, True)
 
 
 @pytest.mark.parametrize(
@@ -240,6 +242,8 @@ def test_settings_are_read():
         ("JAX_DFCCL_GPU_BLOCKS", "0"),
         ("JAX_DFCCL_GPU_MEMORY", "1"),
         ("JAX_DFCCL_GPU_HOST_MEMORY", "0"),
+        ("JAX_DFCCL_GPU_LOW_LATENCY", "16385"),
+        ("JAX_DFCCL_GPU_BULK", "yes"),
     ],
 )
 def test_bad_settings(variable, value):

@@ -19,6 +19,7 @@
 
 #include "core/collective.h"
 #include "core/group.h"
+#include "core/runtime.h"
 
 namespace dfccl {
 namespace testing {
@@ -88,6 +89,17 @@ struct Call {
 
   int members() const { return group->size(); }
   CollectiveId id() const { return {number * 0x9e3779b97f4a7c15u, number}; }
+  Submission MakeSubmission(int member, const void* source, void* result) const {
+    Submission submission;
+    submission.device = group->members[member];
+    submission.group = group;
+    submission.member = member;
+    submission.id = id();
+    submission.signature = signature;
+    submission.source = source;
+    submission.result = result;
+    return submission;
+  }
   std::string Text(int member) const {
     return std::string(KindName(signature.kind)) + " of " + std::to_string(signature.count) + " " +
            DTypeName(signature.dtype) + ", member " + std::to_string(member) + " of " +

@@ -31,14 +31,8 @@ class KindPart {
   }
 
   void Submit(bool staged_and_owned = false) {
-    Submission submission;
-    submission.device = call_.group->members[member_];
-    submission.group = call_.group;
-    submission.member = member_;
-    submission.id = call_.id();
-    submission.signature = call_.signature;
-    submission.source = source_.data();
-    submission.result = staged_and_owned ? nullptr : result_.data();
+    Submission submission =
+        call_.MakeSubmission(member_, source_.data(), staged_and_owned ? nullptr : result_.data());
     submission.stage_source = staged_and_owned;
     owned_ = staged_and_owned;
     operation_ = Runtime::Get().Submit(submission);

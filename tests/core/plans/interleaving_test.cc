@@ -149,6 +149,12 @@ class Simulation {
     const std::vector<Step>& steps = plan_.member[member].steps;
     if (!actor.arrived || actor.step == steps.size()) return true;
     const Step& step = steps[actor.step];
+    if (IsPosted() && step.kind == StepKind::kReduce) {
+      const std::vector<BufferRef> sources = Sources(plan_, step);
+      return std::all_of(sources.begin(), sources.end(), [this](const BufferRef& source) {
+        return actors_[source.member].arrived;
+      });
+    }
     if (step.kind != StepKind::kWait) return true;
     for (int peer = 0; peer < plan_.members; ++peer) {
       const bool awaited = step.member == kEveryMember || step.member == peer;
@@ -216,11 +222,15 @@ class Simulation {
     return step.finalize ? "=" + value : value;
   }
 
+  // Sources are copied when their members arrive, and data is waited for by itself.
+  bool IsPosted() const { return plan_.key.algorithm == Algorithm::kLowLatency; }
+
   bool Lent(int member) const { return actors_[member].arrived && !actors_[member].finished; }
 
   std::string Load(const BufferRef& ref, uint32_t chunk) const {
-    if (!Lent(ref.member)) return "?";
-    if (ref.kind == BufferKind::kSource) return SourceText(ref.member, ref.block);
+    const bool is_source = ref.kind == BufferKind::kSource;
+    if (!Lent(ref.member) && !(is_source && IsPosted())) return "?";
+    if (is_source) return SourceText(ref.member, ref.block);
     const auto found = memory_.find({ref.kind, ref.block, ref.member, chunk});
     return found == memory_.end() ? "?" : found->second;
   }

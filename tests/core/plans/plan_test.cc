@@ -58,6 +58,26 @@ TEST(PlanTest, EveryPlanAcrossProcessesIsProven) {
   }
 }
 
+// What a member needs can be had at once.
+TEST(PlanTest, PostedSourcesOfAMemberFollowEachOther) {
+  for (const int members : {1, 2, 3, 8}) {
+    for (const PlanKey& key : Keys(members, {1})) {
+      if (key.algorithm != Algorithm::kLowLatency) continue;
+      const Plan plan = MakePlan(key);
+      EXPECT_EQ(plan.chunk_count, 1u);
+      for (const MemberPlan& member : plan.member) {
+        ASSERT_FALSE(member.steps.empty()) << Text(key);
+        uint32_t next = member.steps.front().source_begin;
+        for (const Step& step : member.steps) {
+          ASSERT_EQ(step.kind, StepKind::kReduce) << Text(key);
+          EXPECT_EQ(step.source_begin, next) << Text(key);
+          next = step.source_end;
+        }
+      }
+    }
+  }
+}
+
 TEST(PlanTest, InPlace) {
   EXPECT_TRUE(PlanAllReduce(Algorithm::kDirectFlat, 8).in_place);
   EXPECT_TRUE(PlanAllReduce(Algorithm::kDirectTwoShot, 8).in_place);

@@ -172,6 +172,35 @@ FAULTS = (
         "if (count_.FetchSubSeqCst(1) == 1) arm();\n    return true;",
     ),
     Fault(
+        "flag posted before its data",
+        "flagged_word",
+        "flagged_word.h",
+        "word_.StoreRelaxed(uint64_t{generation} << 32 | data);",
+        "word_.StoreRelaxed(uint64_t{generation} << 32);\n"
+        "    word_.StoreRelaxed(uint64_t{generation} << 32 | data);",
+    ),
+    Fault(
+        "any flag will do",
+        "flagged_word",
+        "flagged_word.h",
+        "return word >> 32 == generation;",
+        "return word >> 32 != 0 * generation;",
+    ),
+    Fault(
+        "generations begin anew over words that are not cleared",
+        "flagged_word",
+        "flagged_word.h",
+        "*generation = 1;\n    return true;",
+        "*generation = 1;\n    return false;",
+    ),
+    Fault(
+        "generation of cleared words",
+        "flagged_word",
+        "flagged_word.h",
+        "*generation = 1;",
+        "*generation = 0;",
+    ),
+    Fault(
         "node pushed without release",
         "wake_list",
         "wake_list.h",
