@@ -97,9 +97,10 @@ struct Signature {
   int64_t count = 0;             // elements; see Kind
   int root = 0;                  // for kinds that have one
   const Pairs* pairs = nullptr;  // for kPermute
+  uint64_t shape = 0;            // a hash of the operand's, where that must be equal; else 0
   bool operator==(const Signature& other) const {
     return kind == other.kind && op == other.op && dtype == other.dtype && count == other.count &&
-           root == other.root && pairs == other.pairs;
+           root == other.root && pairs == other.pairs && shape == other.shape;
   }
   bool operator!=(const Signature& other) const { return !(*this == other); }
 };

@@ -120,9 +120,10 @@ class Runtime {
 
   // Calls function(argument) once when the operation finishes, on a thread
   // where foreign code may run for long. Returns false, without calling, if it
-  // has finished already.
+  // has finished already. `blocks`: until then the device's program stands still, which
+  // for devices that wait for each other in a circle is an error.
   using Callback = void (*)(void* argument);
-  virtual bool OnFinish(Operation* operation, Callback function, void* argument) = 0;
+  virtual bool OnFinish(Operation* operation, Callback function, void* argument, bool blocks) = 0;
 
   // Copies a runtime-owned result to `destination` and releases the operation.
   virtual void Collect(Operation* operation, void* destination) = 0;

@@ -117,7 +117,9 @@ void Relay::Submit(const std::shared_ptr<Part>& part, bool linger,
     Part* finished = static_cast<Part*>(argument);
     finished->relay->Finish(finished);
   };
-  if (!part->runtime->OnFinish(submitted, finish, part.get())) Finish(part.get());
+  if (!part->runtime->OnFinish(submitted, finish, part.get(), /*blocks=*/true)) {
+    Finish(part.get());
+  }
   if (!cancelled.ok()) Cancel(part->sequence, cancelled);
   lock.lock();
 }

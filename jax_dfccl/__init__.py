@@ -39,6 +39,10 @@ from jax_dfccl._handles import wait_all as wait_all
 from jax_dfccl._handles import wait_any as wait_any
 from jax_dfccl._launcher import dispatch as dispatch
 from jax_dfccl._launcher import launcher as launcher
+from jax_dfccl._messages import recv as recv
+from jax_dfccl._messages import recv_any as recv_any
+from jax_dfccl._messages import send as send
+from jax_dfccl._messages import send_any as send_any
 from jax_dfccl._override import override_lax as override_lax
 from jax_dfccl._permute import ppermute as ppermute
 from jax_dfccl._permute import send_recv as send_recv
@@ -85,10 +89,14 @@ __all__ = [
     "override_lax",
     "ppermute",
     "ragged_all_to_all",
+    "recv",
+    "recv_any",
     "reduce",
     "reduce_scatter",
     "report",
     "scatter",
+    "send",
+    "send_any",
     "send_recv",
     "sharded",
     "shrink",

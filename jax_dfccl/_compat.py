@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import compiler, core, distributed, source_info_util, xla_bridge
+from jax._src import compiler, core, dispatch, distributed, effects, source_info_util, xla_bridge
 from jax._src import config as jax_config
 from jax._src.core import NamedAxisEffect as NamedAxisEffect
 from jax._src.dispatch import apply_primitive as apply_primitive
@@ -26,6 +26,29 @@ from jaxlib.mlir import ir as ir
 from jaxlib.mlir.dialects import sdy, stablehlo
 
 from jax_dfccl import _config
+
+
+class MessageEffect(effects.Effect):
+    """Of what has its effect on another member's program: JAX keeps it though nothing uses it.
+
+    Not allowed under `jax.checkpoint`, which would send again.
+    """
+
+
+for _allowing in (
+    effects.lowerable_effects,
+    effects.control_flow_allowed_effects,
+    effects.custom_derivatives_allowed_effects,
+):
+    _allowing.add_type(MessageEffect)
+
+
+def settle_effects() -> None:
+    """Waits for programs with effects, as JAX does at exit, and forgets those that have failed."""
+    try:
+        jax.effects_barrier()
+    except jax.errors.JaxRuntimeError:
+        dispatch.runtime_tokens.clear()
 
 
 def hide_from_source_lines(file: str) -> None:

@@ -16,12 +16,14 @@ from jax import lax
 from jax.interpreters import ad
 
 from jax_dfccl import _local
+from jax_dfccl._groups import Ends
 from jax_dfccl._primitive import (
     LINEAR_OPS,
     PRIMITIVES,
     RAGGED,
     accumulation_dtype,
     bind,
+    explicit,
     group_size,
     rank,
 )
@@ -50,10 +52,21 @@ def _common(params: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in params.items() if name not in own}
 
 
+def refuse_message(axes: tuple[Any, ...]) -> None:
+    """Of what is sent nobody here knows the derivative."""
+    if isinstance(explicit(axes), Ends):
+        raise NotImplementedError(
+            "send: what is sent is differentiated, but its derivative is in another program; send "
+            "jax.lax.stop_gradient of it and the slopes back by a message of their own "
+            "(jax.custom_vjp), or use send_recv in one program"
+        )
+
+
 # Tangents -----------------------------------------------------------------------------------------
 
 
 def _jvp(kind: str, primals: Any, tangents: Any, **params: Any) -> Any:
+    refuse_message(params["axes"])
     (x, *key), tangent = primals, tangents[0]
     y = bind(kind, x, *key, **_once_differentiated(params))
     if type(tangent) is ad.Zero:

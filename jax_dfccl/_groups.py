@@ -72,6 +72,23 @@ class Group:
         return [by_id[member] for member in self.members]
 
 
+@dataclasses.dataclass(frozen=True, init=False)
+class Ends(Group):
+    """The two members of a message, of which only one is known: the other makes the call."""
+
+    peer: int  # the rank in the group of the one that is known
+    sends: bool  # whether the other one does
+
+    def __init__(self, group: Group, peer: int, *, sends: bool) -> None:
+        for name, value in (*vars(group).items(), ("peer", peer), ("sends", sends)):
+            object.__setattr__(self, name, value)
+
+    @property
+    def size(self) -> int:
+        """The source, which is member 0, and the target."""
+        return 2
+
+
 def check_axis_index_groups(function: str, groups: Any, size: int) -> Groups:
     """Returns `groups` as tuples, or says what is wrong with them.
 

@@ -97,7 +97,7 @@ def start(function: Callable[..., Any], x: Any, *arguments: Any, **options: Any)
     Args:
         function: a collective of this module. It may make several calls, but none that needs
             the result of another (`max_with_index` does).
-        x: its operand, of any shape and dtype that it takes.
+        x: its operand, of any shape and dtype that it takes; for `recv`, the shape and dtype.
         *arguments: its other arguments.
         **options: its options.
 
@@ -110,17 +110,20 @@ def start(function: Callable[..., Any], x: Any, *arguments: Any, **options: Any)
     """
     name = getattr(function, "__name__", str(function))
     leaves, tree = jax.tree.flatten(x)
+    places = [k for k, leaf in enumerate(leaves) if not isinstance(leaf, jax.ShapeDtypeStruct)]
+    operands = [jnp.asarray(leaves[place]) for place in places]
 
-    def call(*leaves: Any) -> Any:
-        return function(tree.unflatten(leaves), *arguments, **options)
+    def call(*operands: Any) -> Any:
+        given = dict(enumerate(leaves)) | dict(zip(places, operands, strict=True))
+        return function(tree.unflatten(given.values()), *arguments, **options)
 
-    closed, shapes = jax.make_jaxpr(call, return_shape=True)(*map(jnp.asarray, leaves))
+    closed, shapes = jax.make_jaxpr(call, return_shape=True)(*operands)
     flat = flatten(f"start({name})", closed)
     if any(node.needs for node in flat.collectives):
         raise ValueError(
             f"start: {name} makes a call that needs the result of another; start them one by one"
         )
-    environment = Environment(zip(flat.inputs, map(jnp.asarray, leaves), strict=True))
+    environment = Environment(zip(flat.inputs, operands, strict=True))
     environment.update(flat.constants)
     known = {value for value, array in flat.constants if not isinstance(array, jax.core.Tracer)}
     tickets = []

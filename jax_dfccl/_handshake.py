@@ -29,7 +29,7 @@ import secrets
 import socket
 import struct
 
-VERSION = 2
+VERSION = 3
 INCARNATION_BYTES = 16
 
 _MAGIC = b"jaxdfccl"

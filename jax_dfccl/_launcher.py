@@ -379,6 +379,7 @@ class _Launch:
         self._donated: list[Any] = []
         self._left = len(program.segments)
         self._ended = False
+        self._device: Any = jax.config.jax_default_device  # type: ignore[attr-defined]  # of a program of one device
         self.tag = 0
         self.has_room = True  # it counts among those that are under way
 
@@ -388,6 +389,9 @@ class _Launch:
         flat = program.flat
         self._arrays.update(zip(flat.inputs, leaves, strict=True))
         self._arrays.update(flat.constants)
+        placed = [x.devices() for x in leaves if _is_committed(x)]
+        if placed and len(placed[0]) == 1:
+            (self._device,) = placed[0]
         self._donated = [x for x, given in zip(leaves, program.donated, strict=True) if given]
         for key in (key for segment in program.segments for key in segment.inputs):
             self._uses[key] = self._uses.get(key, 0) + 1
@@ -426,7 +430,10 @@ class _Launch:
             arrays = [self._arrays[key] for key in segment.inputs]
         begin = time.perf_counter()
         try:
-            results = segment.run(np.int32(self.tag), np.int32(self.number % _KEYS), *arrays)
+            tag: Any = np.int32(self.tag)
+            if segment.where is None and self._device and not any(map(_is_committed, arrays)):
+                tag = jax.device_put(tag, self._device)  # so there the segment runs
+            results = segment.run(tag, np.int32(self.number % _KEYS), *arrays)
         except Exception as error:
             self.fail(error)
             return
@@ -664,6 +671,10 @@ class Launcher:
 
 def _is_future(leaf: Any) -> bool:
     return isinstance(leaf, Future)
+
+
+def _is_committed(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and leaf.committed  # type: ignore[attr-defined]
 
 
 def _is_ready(leaf: Any) -> bool:

@@ -21,11 +21,20 @@ The custom call's operands are the arrays, and the key if there is one. Its `bac
     site         i64    -1, which the module pass replaces
     as_device    i64    -1: the call is the part of the device that executes it
     closed       i64    0; the module pass sets 1 if nothing else in the program can wait for peers
+    acts         i64    -1; of a message, the member that calls: 0 the source, 1 the target
+    shape        i64    0; of a message, a hash of the operand's shape and type
 
 A start whose ticket a handle has may have a tag as its last operand, an int32 under which its end
 is announced (`_core.take_ends`), and says so:
 
     has_tag      i64    0 or 1
+    detached     i64    0; 1 if nobody waits for it, so it has no ticket
+
+A message has also
+
+    peer         i64    the rank in the Group of the other member; the module pass puts the two in
+                        `groups` when it is known who makes the call
+    shown        str    what messages call it
 
 All but `call` are the same in every process that lowers the program, whatever line, thread or
 folder it was started from.
@@ -34,6 +43,8 @@ folder it was started from.
 import atexit
 import dataclasses
 import functools
+import hashlib
+import sys
 import threading
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -45,7 +56,7 @@ from jax.interpreters import mlir
 
 from jax_dfccl import _cluster, _compat, _local, _passes, _plans
 from jax_dfccl._config import Config
-from jax_dfccl._groups import Group, Groups, replica_groups
+from jax_dfccl._groups import Ends, Group, Groups, replica_groups
 from jax_dfccl._primitive import (
     KINDS,
     PRIMITIVES,
@@ -111,7 +122,7 @@ def register(platform: str = "cpu") -> None:
                 plan_rules=_plans.rules_of(config),
             )
             # Runs before JAX's own exit handlers, which take the devices away.
-            atexit.register(_core.shutdown)
+            atexit.register(_shut_down)
         if platform == "cuda":
             # Plans that were measured on the CPU are not the GPU's.
             _core.configure_gpus(
@@ -131,6 +142,18 @@ def register(platform: str = "cpu") -> None:
         for target, stages in _core.registrations(xla_platform).items():
             jax.ffi.register_ffi_target(target, stages, platform=xla_platform)
         _registered.add(platform)
+
+
+def _shut_down() -> None:
+    from jax_dfccl import _core
+
+    sent = [entry for entry in _core.report()["in_flight"] if entry["operation"].startswith("send")]
+    for entry in sent[:8]:
+        key = f" key {entry['key']}" if entry["key"] else ""
+        what = f"{entry['operation']} '{entry['name']}'{key} at {entry['source']}"
+        print(f"jax_dfccl: at exit nobody had received: {what}", file=sys.stderr)
+    _core.shutdown()
+    _compat.settle_effects()
 
 
 def _register_site(site: _passes.Site) -> None:
@@ -172,7 +195,12 @@ def _lower(kind: Kind, ctx: mlir.LoweringRuleContext, *operands: Any, **params: 
 
 
 def _lower_start(
-    ctx: mlir.LoweringRuleContext, *operands: Any, kind: str, has_tag: bool, **params: Any
+    ctx: mlir.LoweringRuleContext,
+    *operands: Any,
+    kind: str,
+    has_tag: bool,
+    detached: bool,
+    **params: Any,
 ) -> Any:
     resolved = _resolved(KINDS[kind], ctx, **params)
     count = len(operands) - has_tag
@@ -186,6 +214,7 @@ def _lower_start(
         target=_passes.HANDLE_START,
         has_key=count > array_count(kind),
         has_tag=np.int64(has_tag),
+        detached=np.int64(detached),
     )
     return [_compat.bitcast(made, (2,), np.uint32)]
 
@@ -280,7 +309,15 @@ def emit(
 
     if has_key is None:
         has_key = len(operands) > array_count(kind)
+    shape_hash = 0
     operation = f"{kind}({op})" if op else kind
+    if isinstance(group, Ends):
+        moved: Any = ctx.avals_out[0] if target == _passes.HANDLE_WAIT else ctx.avals_in[0]
+        shape = f"{moved.dtype}{list(moved.shape)}"
+        shape_hash = int.from_bytes(hashlib.blake2b(shape.encode(), digest_size=7).digest())
+        operation = f"send of {shape} to" if group.sends else f"recv of {shape} from"
+        operation += f" rank {group.peer}"
+        attributes |= {"peer": np.int64(group.peer), "shown": operation}
     info = CallInfo(operation, name, _compat.user_source(ctx.traceback))
     # No side effect: unused calls may go and equal ones may merge, on all members alike, and the
     # call stays usable under remat.
@@ -305,6 +342,8 @@ def emit(
         site=np.int64(-1),
         as_device=np.int64(-1),
         closed=np.int64(0),
+        acts=np.int64(-1 if not isinstance(group, Ends) else not group.sends),
+        shape=np.int64(shape_hash),
         **attributes,
     )
 

@@ -160,7 +160,9 @@ class _Call:
 
     @property
     def operation(self) -> str:
-        """For messages: all_reduce(sum), broadcast."""
+        """What messages call it: all_reduce(sum), broadcast."""
+        if "shown" in self.config:
+            return self.config["shown"].value
         op = self.config["op"].value
         return f"{self.kind}({op})" if op else self.kind
 
@@ -983,7 +985,8 @@ def _refuse_unordered(block: _Block, describe: Callable[[int], str]) -> None:
         key = op.operands[-1] if call.config["has_key"].value else None
         if key is not None and isinstance(key.owner, _Op) and "value" in key.owner.op.attributes:
             key = str(key.owner.op.attributes["value"])
-        identity = (call.name, str(call.config["members"]), key)
+        ends = [str(call.config[end]) for end in ("acts", "peer") if "peer" in call.config]
+        identity = (call.name, str(call.config["members"]), *ends, key)
         earlier = seen.get(identity)
         if earlier is not None and not call.after >> earlier.site & 1:
             raise ValueError(
@@ -1061,6 +1064,7 @@ def _settle(module: Any, devices: list[int]) -> set[tuple[int, ...]]:
       The groups of its calls, as device ids.
     """
     groups: set[tuple[int, ...]] = set()
+    calls: list[Any] = []
     ranks: list[Any] = []
     tables: list[Any] = []
     with module.context, ir.Location.unknown():
@@ -1070,15 +1074,7 @@ def _settle(module: Any, devices: list[int]) -> set[tuple[int, ...]]:
 
         def visit(op: Any) -> Any:
             if op.name == "stablehlo.custom_call" and _target(op) in TARGETS:
-                config = {entry.name: entry.attr for entry in op.attributes["mhlo.backend_config"]}
-                op.attributes["mhlo.backend_config"] = ir.DictAttr.get(config | known)
-                positions = _integers(config["groups"])
-                ids = _integers(config["members"]) or devices
-                for size in _integers(config["group_sizes"]):
-                    # The handlers refuse what does not fit, and say so.
-                    fitting = [p for p in positions[:size] if 0 <= p < len(ids)]
-                    groups.add(tuple(ids[p] for p in fitting))
-                    del positions[:size]
+                calls.append(op)
             elif op.name == "stablehlo.custom_call" and _target(op) == RANK:
                 ranks.append(op)
             elif _is_table(op):
@@ -1086,10 +1082,36 @@ def _settle(module: Any, devices: list[int]) -> set[tuple[int, ...]]:
             return ir.WalkResult.ADVANCE
 
         module.operation.walk(visit)
+        for op in calls:
+            config = {entry.name: entry.attr for entry in op.attributes["mhlo.backend_config"]}
+            config |= known
+            if "peer" in config:
+                config |= _ends(config, devices)
+            op.attributes["mhlo.backend_config"] = ir.DictAttr.get(config)
+            positions = _integers(config["groups"])
+            ids = _integers(config["members"]) or devices
+            for size in _integers(config["group_sizes"]):
+                # The handlers refuse what does not fit, and say so.
+                fitting = [p for p in positions[:size] if 0 <= p < len(ids)]
+                groups.add(tuple(ids[p] for p in fitting))
+                del positions[:size]
         tables += [_put_rank(op, len(devices)) for op in ranks]
         for table in tables:
             _fill(table, devices)
     return groups
+
+
+def _ends(config: dict[str, Any], devices: list[int]) -> dict[str, Any]:
+    """The groups of a message's call: its peer with each device that runs it."""
+    members, peer = _integers(config["members"]), config["peer"].value
+    callers = [members.index(device) for device in devices if device in members]
+    if len(devices) == 1 and callers in ([], [peer]):
+        fault = "is that rank itself" if callers else f"is none of the group's {members}"
+        raise ValueError(f"{config['shown'].value}: device {devices[0]}, which calls it, {fault}")
+    sends = config["acts"].value == 0
+    pairs = [[one, peer] if sends else [peer, one] for one in callers if one != peer]
+    groups = ir.DenseI64ArrayAttr.get([member for pair in pairs for member in pair])
+    return {"groups": groups, "group_sizes": ir.DenseI64ArrayAttr.get([2] * len(pairs))}
 
 
 def _is_table(op: Any) -> bool:

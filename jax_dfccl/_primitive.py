@@ -21,7 +21,8 @@ and `ragged_all_to_all` has the operands of the function in `jax.lax`.
 
 Operands are these arrays and, if the call has one, the key (an integer scalar). Parameters:
 
-    axes         names of the axes, none repeated; or one `Group`, which counts as an axis
+    axes         names of the axes, none repeated; or one `Group`, which counts as an axis; or the
+                 `Ends` of a message, whose call only one of the two makes
     groups       axis_index_groups as tuples, or None
     name         "" for an unnamed call
     level        how often a named call has been differentiated (see `_derivatives.derived`)
@@ -38,6 +39,7 @@ collective's result it gives. Further parameters:
 
     kind         the kind's name
     has_tag      of START: whether its last operand is a tag (see `_lowering`)
+    detached     of START: nobody waits; its ticket means nothing
     shape, dtype of WAIT: those of the result
 
 Under check_vma the result of an all_reduce without groups is the same on all members, so it no
@@ -55,7 +57,7 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from jax_dfccl import _compat
-from jax_dfccl._groups import Group, Groups, positions_in_groups
+from jax_dfccl._groups import Ends, Group, Groups, positions_in_groups
 
 OPS = ("sum", "mean", "prod", "min", "max", "and", "or", "xor")
 LINEAR_OPS = ("sum", "mean")
@@ -105,14 +107,23 @@ WAIT = Primitive("dfccl_wait")
 RANK_IN_GROUP = Primitive("dfccl_rank")
 
 
-def bind(kind: str, *operands: Any, **params: Any) -> Any:
-    """Binds the kind's primitive, its arrays cast to vary over the mesh axes of the call."""
+_MESSAGE = _compat.MessageEffect()
+
+
+def bind(kind: str, *operands: Any, detached: bool = False, **params: Any) -> Any:
+    """Binds the kind's primitive, its arrays cast to vary over the mesh axes of the call.
+
+    Detached, it is only started: nobody waits for it, and the result means nothing.
+    """
     manual = jax.sharding.get_abstract_mesh().manual_axes
     axes = set(manual if explicit(params["axes"]) else params["axes"]) & set(manual)
     arrays, key = operands[: array_count(kind)], operands[array_count(kind) :]
     if len(arrays) > 1:
         axes = axes.union(*(_varying_axes(array) for array in arrays))
-    return PRIMITIVES[kind].bind(*(_varying(array, axes) for array in arrays), *key, **params)
+    primitive = PRIMITIVES[kind]
+    if detached:
+        primitive, params = START, {**params, "kind": kind, "has_tag": False, "detached": True}
+    return primitive.bind(*(_varying(array, axes) for array in arrays), *key, **params)
 
 
 def array_count(kind: str) -> int:
@@ -168,6 +179,8 @@ def rank(axes: tuple[Any, ...], groups: Groups | None) -> Any:
 
 
 def _effects(axes: tuple[Any, ...]) -> set[Any]:
+    if isinstance(explicit(axes), Ends):
+        return {_MESSAGE}
     return {_compat.NamedAxisEffect(axis) for axis in axes if not isinstance(axis, Group)}
 
 
@@ -186,7 +199,8 @@ def _type(kind: Kind, x: Any, *rest: Any, axes: Any, groups: Any, **_: Any) -> A
     return (x if shape == x.shape else x.update(shape=shape)), effects
 
 
-def _start_type(x: Any, *rest: Any, kind: str, has_tag: bool, **params: Any) -> Any:
+def _start_type(x: Any, *rest: Any, kind: str, has_tag: bool, detached: bool, **params: Any) -> Any:
+    del detached
     own = rest[: len(rest) - has_tag]
     _, effects = _type(KINDS[kind], x, *own, **params)
     return x.update(shape=(2,), dtype=np.dtype(np.uint32), weak_type=False), effects

@@ -207,7 +207,7 @@ class Environment(dict[Value, Any]):
         params = {**node.equation.params, **changed}
         has_tag = tag is not None
         with _compat.source_of(node.equation):
-            return START.bind(*operands, kind=node.kind, has_tag=has_tag, **params)
+            return START.bind(*operands, kind=node.kind, has_tag=has_tag, detached=False, **params)
 
     def wait(self, node: Node, ticket: Any, **changed: Any) -> None:
         """Puts the result of a collective in its place."""

@@ -111,7 +111,8 @@ class AttributeReader {
   Status status_;
 };
 
-Status DecodeGroups(Integers groups, Integers group_sizes, Integers devices,
+// `acts`: the only member of each group that runs the call; -1: all do.
+Status DecodeGroups(Integers groups, Integers group_sizes, Integers devices, int64_t acts,
                     std::vector<CallState::Membership>* memberships) {
   size_t begin = 0;
   for (int64_t size : group_sizes) {
@@ -130,6 +131,7 @@ Status DecodeGroups(Integers groups, Integers group_sizes, Integers devices,
     begin += size;
     const Group* group = InternGroup(members);
     for (int member = 0; member < group->size(); ++member) {
+      if (acts >= 0 && member != acts) continue;
       memberships->push_back({members[member], group, member});
     }
   }
@@ -217,8 +219,11 @@ Status DecodeCall(Target target, const ffi::Dictionary& attributes, CallState* s
   const int64_t site = reader.Integer("site");
   const int64_t closed = reader.Integer("closed");
   const int64_t as_device = reader.Integer("as_device");
+  const int64_t acts = reader.Integer("acts");
+  const int64_t shape = reader.Integer("shape");
   const int64_t stage = target == Target::kStart ? reader.Integer("stage") : 0;
   const int64_t has_tag = target == Target::kHandleStart ? reader.Integer("has_tag") : 0;
+  const int64_t detached = target == Target::kHandleStart ? reader.Integer("detached") : 0;
   if (!reader.status().ok()) return reader.status();
 
   if (site < 0 || site > std::numeric_limits<int32_t>::max()) {
@@ -238,13 +243,17 @@ Status DecodeCall(Target target, const ffi::Dictionary& attributes, CallState* s
   state->closed = closed != 0;
   state->stage_source = stage != 0 || target == Target::kHandleStart;
   state->has_tag = has_tag != 0;
+  state->detached = detached != 0;
+  state->sends = acts == 0;
+  state->shape = static_cast<uint64_t>(shape);
   state->priority = static_cast<int>(priority);
   state->timeout_ns = timeout_us * 1000;
   state->program = LoadedProgram(static_cast<uint64_t>(program), devices);
   state->site = static_cast<int32_t>(site);
   state->as_device = as_device;
   const Integers ids = members.size() > 0 ? members : devices;
-  if (Status status = DecodeGroups(groups, group_sizes, ids, &state->memberships); !status.ok()) {
+  if (Status status = DecodeGroups(groups, group_sizes, ids, acts, &state->memberships);
+      !status.ok()) {
     return status;
   }
   if (Status status = DecodeKind(kind, op, root, pairs, state); !status.ok()) return status;
@@ -397,8 +406,8 @@ Status DecodeSubmission(const CallState& state, const XLA_FFI_CallFrame& frame, 
   submission->group = membership->group;
   submission->member = membership->member;
   submission->id = call.id;
-  submission->signature = {state.kind,     state.op,   source.dtype,
-                           count / blocks, state.root, state.pairs};
+  submission->signature = {state.kind, state.op,    source.dtype, count / blocks,
+                           state.root, state.pairs, state.shape};
   submission->source = source.data;
   submission->stage_source = state.stage_source;
   submission->closed = state.closed;

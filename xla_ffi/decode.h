@@ -25,9 +25,13 @@
 //   closed       i64      1: no other operation of the program waits for peers
 //   as_device    i64      id of the member that this call stands for, where a program runs
 //                         those of several devices on one; < 0: the executing device's
+//   acts         i64      -1; or the only member of each group that runs this call, so that
+//                         a device may be another member of other groups
+//   shape        i64      0; or a hash of the operand's shape that members must agree on
 //   stage        i64      start only. 1: copy the source at start
 //   has_tag      i64      handle_start only. 1: the last operand is a tag (s32) under which
 //                         its end is announced
+//   detached     i64      handle_start only. 1: nobody waits for it; it has no ticket
 #ifndef DFCCL_XLA_FFI_DECODE_H_
 #define DFCCL_XLA_FFI_DECODE_H_
 
@@ -74,11 +78,14 @@ struct CallState {
   bool closed = false;
   bool stage_source = false;
   bool has_tag = false;
+  bool detached = false;
+  bool sends = false;  // a message: nobody may look at what the program gives
   int priority = 0;
   int64_t timeout_ns = 0;
   uint64_t program = 0;  // on these devices
   int32_t site = -1;
   int64_t as_device = -1;
+  uint64_t shape = 0;
   std::vector<Membership> memberships;                   // sorted by device
   std::unique_ptr<CallSite, CallSiteDeleter> call_site;  // done's only knows launches
 };

@@ -7,6 +7,7 @@
 // thunks, other handlers among them, on the completing thread.
 #include <chrono>
 #include <condition_variable>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -31,7 +32,9 @@ void ReleaseFinished(void* operation) {
 
 // Gives an operation that nobody will collect back, now or when it finishes.
 void ReleaseEventually(Operation* operation) {
-  if (!Runtime::Get().OnFinish(operation, ReleaseFinished, operation)) ReleaseFinished(operation);
+  if (!Runtime::Get().OnFinish(operation, ReleaseFinished, operation, /*blocks=*/false)) {
+    ReleaseFinished(operation);
+  }
 }
 
 void ReapLost(const StartedOperation& started) {
@@ -59,7 +62,15 @@ struct Awaited {
   int64_t device;
   uint64_t program;
   uint64_t launch;
+  bool sends = false;
 };
+
+// Of a sender that has failed: its program may give nothing that could carry the error. What
+// ends because of something else is said there.
+void TellOfSender(const Status& status) {
+  if (status.ok() || status.code() == StatusCode::kAborted) return;
+  std::fprintf(stderr, "jax_dfccl: %s\n", status.message().c_str());
+}
 
 // Consumes a finished operation and returns what the program gets.
 Status Settle(const Awaited& awaited, Status status) {
@@ -69,6 +80,7 @@ Status Settle(const Awaited& awaited, Status status) {
     return status;
   }
   runtime.Release(awaited.operation);
+  if (awaited.sends) TellOfSender(status);
   if (!status.ok()) AbandonLaunch(awaited.device, awaited.program, awaited.launch, status);
   return status;
 }
@@ -101,7 +113,7 @@ XLA_FFI_Error* Await(XLA_FFI_CallFrame* frame, const Awaited& awaited) {
   if (XLA_FFI_Error* error = CreateFuture(api, &future)) return error;
   frame->future = future;
   auto* completion = new Completion{awaited, api, future};
-  if (!runtime.OnFinish(awaited.operation, Completion::Run, completion)) {
+  if (!runtime.OnFinish(awaited.operation, Completion::Run, completion, /*blocks=*/true)) {
     Completion::Run(completion);
   }
   return nullptr;
@@ -178,9 +190,18 @@ struct Announcement {
 
 void AnnounceEnd(Operation* operation, int32_t tag) {
   auto* announcement = new Announcement{operation, tag};
-  if (!Runtime::Get().OnFinish(operation, Announcement::Run, announcement)) {
+  if (!Runtime::Get().OnFinish(operation, Announcement::Run, announcement, /*blocks=*/false)) {
     Announcement::Run(announcement);
   }
+}
+
+// Gives back a message that its sender does not wait for.
+void EndDetached(void* argument) {
+  auto* operation = static_cast<Operation*>(argument);
+  Status status;
+  Runtime::Get().Finished(operation, &status);
+  TellOfSender(status);
+  Runtime::Get().Release(operation);
 }
 
 template <bool kept>
@@ -193,11 +214,19 @@ XLA_FFI_Error* ExecuteStart(XLA_FFI_CallFrame* frame) {
   static_cast<StartedCall&>(started) = MakeStarted(submission);
   started.operation = Runtime::Get().Submit(submission);
   started.kept = kept;
-  const uint64_t ticket = Tickets().Put(started);
+  uint64_t ticket = 0;
+  CallState* state;
+  if (XLA_FFI_Error* error = GetState(frame, &state)) return error;
+  if (state->detached) {
+    if (!Runtime::Get().OnFinish(started.operation, EndDetached, started.operation,
+                                 /*blocks=*/false)) {
+      EndDetached(started.operation);
+    }
+  } else {
+    ticket = Tickets().Put(started);
+  }
   std::memcpy(Result(*frame).data, &ticket, sizeof(ticket));
   if constexpr (kept) {
-    CallState* state;
-    if (XLA_FFI_Error* error = GetState(frame, &state)) return error;
     if (state->has_tag) {
       int32_t tag;
       std::memcpy(&tag, Operand(*frame, frame->args.size - 1).data, sizeof(tag));
@@ -218,8 +247,10 @@ XLA_FFI_Error* ExecuteDone(XLA_FFI_CallFrame* frame) {
     ReleaseEventually(started.operation);
     return error;
   }
+  CallState* state;
+  if (XLA_FFI_Error* error = GetState(frame, &state)) return error;
   return Await(frame, {started.operation, Result(*frame).data, started.device, started.program,
-                       started.launch});
+                       started.launch, state->sends});
 }
 
 // Whether this device may wait for what a handle stands for.
@@ -257,7 +288,7 @@ XLA_FFI_Error* ExecuteWait(XLA_FFI_CallFrame* frame) {
   if (!Tickets().Take(ticket, &started)) return Fail(frame, Tickets().WhyGone(ticket));
   // If it has failed, so has the launch that waits, not the one that started it.
   return Await(frame, {started.operation, Result(*frame).data, device, state->program,
-                       state->call_site->Launch(run_id)});
+                       state->call_site->Launch(run_id), state->sends});
 }
 
 }  // namespace

@@ -127,6 +127,7 @@ struct Cluster::Piece {
   int32_t root = 0;
   int64_t count = 0;
   uint64_t pairs = 0;  // 0: none
+  uint64_t shape = 0;
   uint64_t program = 0;
   uint64_t launch = 0;
   uint64_t occurrence = 0;
@@ -266,6 +267,7 @@ void Cluster::Send(Operation* operation, const Step& step) {
     piece.dtype = signature.dtype;
     piece.root = signature.root;
     piece.count = signature.count;
+    piece.shape = signature.shape;
     if (signature.pairs != nullptr) piece.pairs = signature.pairs->hash;
     piece.program = info.program;
     piece.launch = info.launch;
@@ -708,6 +710,7 @@ bool Cluster::Arrive(int process, const Piece& piece, const char* name) {
   signature.dtype = piece.dtype;
   signature.count = piece.count;
   signature.root = piece.root;
+  signature.shape = piece.shape;
   if (piece.pairs != 0) {
     std::lock_guard<SpinLock> lock(known_lock_);
     const auto found = pairs_.find(piece.pairs);

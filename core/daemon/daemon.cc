@@ -442,7 +442,7 @@ void Daemon::Finish(Operation* operation, const Status& status) {
   // callback the operation is its owner's from here on.
   const uint64_t before =
       operation->state.ExchangeAcqRel(StateWord(operation->generation, OperationState::kFinished));
-  if (StateOf(before) == OperationState::kRegistered) Post(operation);
+  if (StateOf(before) != OperationState::kPending) Post(operation);
 }
 
 void Daemon::Post(Operation* operation) {

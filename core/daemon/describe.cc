@@ -273,7 +273,7 @@ std::string Describer::Mismatch(const RecordView& record, const OperationInfo& o
   };
   return "members disagree about a collective of group " + List(record.group->members) + ": " +
          side(first, record.signature) + ", but " + side(other, other_signature) +
-         ". All members must use the same operation, operator, dtype, size, root and pairs; "
+         ". All members must use the same operation, operator, dtype, shape, root and pairs; "
          "different collectives need "
          "different names.";
 }
@@ -304,7 +304,7 @@ std::string Describer::Cycle(const WaitCycle& cycle) const {
             std::to_string(blocked.device);
     if (i + 1 < cycle.chain.size()) text += ", which";
     if (info.name != nullptr && info.name == blocked.name && info.key == blocked.key &&
-        link.record->group != next.record->group) {
+        link.record->group != next.record->group && link.record->signature.shape == 0) {
       groups = " The calls named '" + *info.name +
                "' disagree about the group: " + List(link.record->group->members) + " on device " +
                std::to_string(info.device) + ", " + List(next.record->group->members) +

@@ -39,9 +39,14 @@ struct OperationInfo {
 };
 
 // The outcome word of an operation: its generation (the memory is used again
-// and again) and one of these. Written by the owner (pending, registered) and
-// by the daemon (finished).
-enum class OperationState : uint64_t { kPending = 0, kRegistered = 1, kFinished = 2 };
+// and again) and one of these. Written by the owner (pending, registered: with a
+// callback, for which the program waits or does not) and by the daemon (finished).
+enum class OperationState : uint64_t {
+  kPending = 0,
+  kRegistered = 1,
+  kFinished = 2,
+  kRegisteredUnawaited = 3
+};
 
 // The one string with this value; nullptr for an empty one. Names come from
 // programs, so they are few; never freed.

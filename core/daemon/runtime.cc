@@ -126,7 +126,7 @@ class RuntimeImpl : public Runtime {
 
   Operation* Submit(const Submission& submission) override;
   bool Finished(Operation* operation, Status* status) override;
-  bool OnFinish(Operation* operation, Callback function, void* argument) override;
+  bool OnFinish(Operation* operation, Callback function, void* argument, bool blocks) override;
   void Collect(Operation* operation, void* destination) override;
   void Release(Operation* operation) override { operation->daemon->Release(operation); }
   bool Cancel(Operation* operation, const Status& status) override;
@@ -465,13 +465,15 @@ bool RuntimeImpl::Finished(Operation* operation, Status* status) {
   return true;
 }
 
-bool RuntimeImpl::OnFinish(Operation* operation, Callback function, void* argument) {
+bool RuntimeImpl::OnFinish(Operation* operation, Callback function, void* argument, bool blocks) {
   operation->callback = function;
   operation->argument = argument;
   uint64_t pending = StateWord(operation->generation, OperationState::kPending);
+  const OperationState registered =
+      blocks ? OperationState::kRegistered : OperationState::kRegisteredUnawaited;
   // Release: partner is the exchange in Daemon::Finish.
-  return operation->state.CompareExchangeAcqRel(
-      pending, StateWord(operation->generation, OperationState::kRegistered));
+  return operation->state.CompareExchangeAcqRel(pending,
+                                                StateWord(operation->generation, registered));
 }
 
 void RuntimeImpl::Collect(Operation* operation, void* destination) {
@@ -588,7 +590,7 @@ int RuntimeImpl::StandInForAll() {
       submission.key = info.key;
       submission.has_key = info.has_key;
       Operation* operation = Submit(submission);
-      if (!OnFinish(operation, release, operation)) Release(operation);
+      if (!OnFinish(operation, release, operation, /*blocks=*/false)) Release(operation);
     }
   }
   return static_cast<int>(views.size());

@@ -86,6 +86,8 @@ class Call:
             "program": 99,
             "site": next(_sites),
             "as_device": member,
+            "acts": -1,
+            "shape": 0,
         }
         self._config = {
             name: value

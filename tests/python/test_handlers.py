@@ -49,6 +49,8 @@ def attributes(**changed: Any) -> dict[str, Any]:
         "program": 4711,
         "site": next(_sites),
         "as_device": -1,
+        "acts": -1,
+        "shape": 0,
         **changed,
     }
     return {

@@ -85,6 +85,8 @@ inline Attributes MakeAttributes(const Call& call, int64_t site, const std::stri
   attributes.Set("program", int64_t{4711});
   attributes.Set("site", site);
   attributes.Set("as_device", int64_t{-1});
+  attributes.Set("acts", int64_t{-1});
+  attributes.Set("shape", int64_t{0});
   attributes.Set("stage", int64_t{0});
   attributes.Set("has_tag", int64_t{0});
   return attributes;

@@ -33,7 +33,7 @@ struct Hooked {
     part.Submit(submission);
     Status status;
     if (Runtime::Get().Finished(part.operation(), &status) ||
-        !Runtime::Get().OnFinish(part.operation(), &Hooked::OnFinish, this)) {
+        !Runtime::Get().OnFinish(part.operation(), &Hooked::OnFinish, this, /*blocks=*/true)) {
       hook();
     }
   }

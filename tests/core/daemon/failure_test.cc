@@ -187,13 +187,14 @@ TEST_F(CycleTest, OfTheScheduleIsToldApart) {
   EXPECT_EQ(b.Await().code(), StatusCode::kCycle);
 }
 
-// The same two operations, but device 1's program does not wait for its own:
-// it can still start the other.
+// The same two operations, but device 1's program does not wait for its own, of whose
+// end somebody wants to hear: it can still start the other.
 TEST_F(CycleTest, IsNoneWhileOneProgramGoesOn) {
   const Instance ia = Make({0, 1}, 10), ib = Make({0, 1}, 10);
   Part a(ia, 0), b(ib, 1), a1(ia, 1), b0(ib, 0);
   Cross(&a, &b);
   a.Watch();
+  b.Watch(/*blocks=*/false);
   EXPECT_FALSE(a.WaitFor(std::chrono::milliseconds(700)));
   EXPECT_TRUE(Runtime::Get().Report().cycles.empty());
   a1.Submit();

@@ -97,10 +97,10 @@ class Part {
     return Runtime::Get().Finished(operation_, &status);
   }
 
-  // Registers a callback without waiting: the program now waits for this call.
-  void Watch() {
+  // Registers a callback; if it `blocks`, the program waits for this call from now on.
+  void Watch(bool blocks = true) {
     watched_ = true;
-    if (!Runtime::Get().OnFinish(operation_, &Part::OnFinish, this)) {
+    if (!Runtime::Get().OnFinish(operation_, &Part::OnFinish, this, blocks)) {
       std::lock_guard<std::mutex> lock(mutex_);
       finished_ = true;
     }

@@ -103,7 +103,7 @@ void Member::Go() {
     ++step_;
     dfccl::Status status;
     if (!runtime.Finished(operation_, &status) &&
-        runtime.OnFinish(operation_, &Member::OnFinish, this)) {
+        runtime.OnFinish(operation_, &Member::OnFinish, this, /*blocks=*/true)) {
       return;
     }
     End();
