@@ -48,7 +48,7 @@ def send(
     >>> pair = jax_dfccl.Group(jax.devices()[:2], name="pair")
     >>> first = jax.jit(lambda x, m: jax_dfccl.send(x + 1, pair, 1, key=m))
     >>> last = jax.jit(
-    ...     lambda m: 10 * jax_dfccl.recv(jax.ShapeDtypeStruct((3,), float), pair, 0, key=m)
+    ...     lambda m: 10 * jax_dfccl.recv(jax.ShapeDtypeStruct((3,), jnp.float32), pair, 0, key=m)
     ... )
     >>> first(jax.device_put(jnp.arange(3.0), pair.devices[0]), 7)
     >>> print(last(jax.device_put(7, pair.devices[1])))
@@ -98,7 +98,7 @@ def recv(shape_dtype: Any, group: Group, from_: int, **options: Unpack[MessageOp
 
     >>> import jax, jax_dfccl
     >>> pair = jax_dfccl.Group(jax.devices()[:2], name="pair")
-    >>> two = {"a": jax.ShapeDtypeStruct((), int), "b": jax.ShapeDtypeStruct((2,), float)}
+    >>> two = {"a": jax.ShapeDtypeStruct((), "int32"), "b": jax.ShapeDtypeStruct((2,), "float32")}
     >>> with jax.default_device(pair.devices[1]):  # there, programs without operands run
     ...     received = jax.jit(lambda: jax_dfccl.recv(two, pair, 0, key=8))()
     >>> x = {"a": 5, "b": jax.numpy.arange(2.0)}
