@@ -11,7 +11,17 @@ from jax import lax
 from jax.interpreters import batching
 
 from jax_dfccl import _local
-from jax_dfccl._primitive import KINDS, PRIMITIVES, RAGGED, Kind, array_count, bind
+from jax_dfccl._primitive import (
+    KINDS,
+    PRIMITIVES,
+    RAGGED,
+    START,
+    WAIT,
+    Kind,
+    array_count,
+    bind,
+    of_call,
+)
 
 # What the kinds are called with besides what all are called with.
 _SPECIFIC = ("op", "root", "pairs", "reverse")
@@ -32,17 +42,60 @@ def _batch(kind: Kind, axis_data: Any, values: Any, dims: Any, **params: Any) ->
         return _batch_members(kind, axis_data, values, array_dims, **params)
     if all(dim is None for dim in array_dims):
         return bind(kind.name, *values, **params), None
-    if kind.name == RAGGED:
-        return _batch_ragged(kind, axis_data.size, values, dims, **params)
-    (x,), (dim,) = arrays, array_dims
-    if kind.name == "barrier":
+    if not _is_whole(kind, axis_data, dims, params):
+        if kind.name == RAGGED:
+            return _one_call_each(kind, values, dims, **params), 0
+        (x,), (dim,) = arrays, array_dims
         total = x.sum(dim)
         arrived = bind("barrier", total, *values[count:], **params)
         return x + jnp.expand_dims(arrived - total, dim), dim  # zero, which XLA cannot know
+    whole, dim = _whole(kind, axis_data.size, values, dims)
+    return bind(kind.name, *whole, **params), dim
+
+
+def _is_whole(kind: Kind, axis_data: Any, dims: Any, params: dict[str, Any]) -> bool:
+    """Whether one call of whole arrays does what is vmapped."""
+    along = [dim is not None for dim in dims]
+    if axis_data.name in params["axes"] or kind.name == "barrier":
+        return False
+    return not any(along[2:] if kind.name == RAGGED else along[1:])
+
+
+def _whole(kind: Kind, size: int, values: Any, dims: Any) -> tuple[list[Any], int]:
+    """The operands of that call, and the vmapped dimension of its result."""
+    if kind.name == RAGGED:  # as wider rows
+        wide = [_stacked(x, dim, size, at=1) for x, dim in zip(values[:2], dims[:2], strict=True)]
+        return [*wide, *values[2:]], 1
+    (x, *key), (dim, *_) = values, dims
     if kind.takes_parts and dim == 0:
         x, dim = jnp.moveaxis(x, 0, 1), 1
-    result = bind(kind.name, x, *values[count:], **params)
-    return result, dim + kind.gives_parts - kind.takes_parts
+    return [x, *key], dim + kind.gives_parts - kind.takes_parts
+
+
+def _batch_start(axis_data: Any, values: Any, dims: Any, **params: Any) -> Any:
+    """What is no one call of whole arrays is called at the wait."""
+    kind, detached = KINDS[params["kind"]], params["detached"]
+    if _is_whole(kind, axis_data, dims, params):
+        values, _ = _whole(kind, axis_data.size, values, dims)
+        return START.bind(*values, **params), None
+    if detached:
+        return _one_call_each(kind, values, dims, detached=True, **of_call(params)), 0
+    return jnp.zeros(2, np.uint32), None
+
+
+def _batch_wait(axis_data: Any, values: Any, dims: Any, **params: Any) -> Any:
+    (ticket, *origin), (ticket_dim, *dims) = values, dims
+    kind = KINDS[params["kind"]]
+    if ticket_dim is not None or params["origin"] != "operands":
+        raise NotImplementedError(
+            f"wait: the handle of {kind.shown} was started outside of the function that is "
+            "vmapped; start it and wait for it in one"
+        )
+    if not _is_whole(kind, axis_data, dims, params):
+        return _batch(kind, axis_data, origin, dims, **of_call(params))
+    whole, dim = _whole(kind, axis_data.size, origin, dims)
+    shape = (*params["shape"][:dim], axis_data.size, *params["shape"][dim:])
+    return WAIT.bind(ticket, *whole, **{**params, "shape": shape}), dim
 
 
 def _one_call_each(kind: Kind, values: Any, dims: Any, **params: Any) -> Any:
@@ -57,14 +110,6 @@ def _one_call_each(kind: Kind, values: Any, dims: Any, **params: Any) -> Any:
         return bind(kind.name, *operands, **params)
 
     return lax.map(call, mapped)
-
-
-def _batch_ragged(kind: Kind, size: int, values: Any, dims: Any, **params: Any) -> Any:
-    """Arrays go as wider rows if the offsets and sizes are those of the whole batch."""
-    if any(dim is not None for dim in dims[2:]):
-        return _one_call_each(kind, values, dims, **params), 0
-    wide = [_stacked(x, dim, size, at=1) for x, dim in zip(values[:2], dims[:2], strict=True)]
-    return bind(kind.name, *wide, *values[2:], **params), 1
 
 
 def _stacked(x: Any, dim: int | None, size: int, at: int = 0) -> Any:
@@ -110,3 +155,5 @@ def _batch_members(kind: Kind, axis_data: Any, values: Any, dims: Any, **params:
 
 for _name, _primitive in PRIMITIVES.items():
     batching.fancy_primitive_batchers[_primitive] = functools.partial(_batch, KINDS[_name])
+batching.fancy_primitive_batchers[START] = _batch_start
+batching.fancy_primitive_batchers[WAIT] = _batch_wait

@@ -18,13 +18,17 @@ from jax.interpreters import ad
 from jax_dfccl import _local
 from jax_dfccl._groups import Ends
 from jax_dfccl._primitive import (
+    KINDS,
     LINEAR_OPS,
     PRIMITIVES,
     RAGGED,
+    START,
+    WAIT,
     accumulation_dtype,
     bind,
     explicit,
     group_size,
+    of_call,
     rank,
 )
 
@@ -52,7 +56,7 @@ def _common(params: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in params.items() if name not in own}
 
 
-def refuse_message(axes: tuple[Any, ...]) -> None:
+def _refuse_message(axes: tuple[Any, ...]) -> None:
     """Of what is sent nobody here knows the derivative."""
     if isinstance(explicit(axes), Ends):
         raise NotImplementedError(
@@ -66,16 +70,42 @@ def refuse_message(axes: tuple[Any, ...]) -> None:
 
 
 def _jvp(kind: str, primals: Any, tangents: Any, **params: Any) -> Any:
-    refuse_message(params["axes"])
+    _refuse_message(params["axes"])
+    y = bind(kind, *primals, **_once_differentiated(params))
+    return y, _tangent(kind, primals, tangents, y, params)
+
+
+def _tangent(kind: str, primals: Any, tangents: Any, y: Any, params: dict[str, Any]) -> Any:
+    """The tangent of a call that has given `y`."""
+    if all(type(tangent) is ad.Zero for tangent in tangents[: 2 if kind == RAGGED else 1]):
+        return ad.Zero(jax.typeof(y).to_tangent_aval())
+    if kind == RAGGED:
+        arrays = [ad.instantiate_zeros(tangent) for tangent in tangents[:2]]
+        return bind(RAGGED, *arrays, *primals[2:], **derived(params, "tangent"))
     (x, *key), tangent = primals, tangents[0]
-    y = bind(kind, x, *key, **_once_differentiated(params))
-    if type(tangent) is ad.Zero:
-        return y, ad.Zero(jax.typeof(y).to_tangent_aval())
     if params.get("op", "sum") in LINEAR_OPS:
-        return y, bind(kind, tangent, *key, **derived(params, "tangent"))
+        return bind(kind, tangent, *key, **derived(params, "tangent"))
     if kind == "all_reduce":
-        return y, _all_reduce_tangent(x, y, tangent, key, params)
-    return y, _fold_tangent(kind, x, tangent, key, params)
+        return _all_reduce_tangent(x, y, tangent, key, params)
+    return _fold_tangent(kind, x, tangent, key, params)
+
+
+def _start_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    """A ticket has no tangent: that of the result is made at the wait."""
+    del tangents
+    _refuse_message(params["axes"])
+    ticket = START.bind(*primals, **_once_differentiated(params))
+    return ticket, ad.Zero(jax.typeof(ticket).to_tangent_aval())
+
+
+def _wait_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    if params["origin"] == "mark":
+        raise NotImplementedError(
+            f"wait: the handle of {KINDS[params['kind']].shown} was started in another program (or "
+            "branch or loop), so its derivative is not known here; start it and wait for it in one"
+        )
+    y = WAIT.bind(*primals, **_once_differentiated(params))
+    return y, _tangent(params["kind"], primals[1:], tangents[1:], y, of_call(params))
 
 
 def _all_reduce_tangent(x: Any, y: Any, tangent: Any, key: Any, params: dict[str, Any]) -> Any:
@@ -155,14 +185,6 @@ def _everyones(x: Any, key: Any, params: dict[str, Any], role: str) -> tuple[Any
     slots = _along(0, x.ndim, max(map(len, groups)))
     spread = jnp.where(slots == rank(axes, groups), x, 0)
     return bind("all_reduce", spread, *key, **call, op="sum"), slots >= size
-
-
-def _ragged_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-    result = bind(RAGGED, *primals, **_once_differentiated(params))
-    if all(type(tangent) is ad.Zero for tangent in tangents[:2]):
-        return result, ad.Zero(jax.typeof(result).to_tangent_aval())
-    arrays = [ad.instantiate_zeros(tangent) for tangent in tangents[:2]]
-    return result, bind(RAGGED, *arrays, *primals[2:], **derived(params, "tangent"))
 
 
 # Transposes ---------------------------------------------------------------------------------------
@@ -250,9 +272,9 @@ def _ragged_transpose(ct: Any, x: Any, output: Any, *rest: Any, **params: Any) -
 
 
 for _kind, _primitive in PRIMITIVES.items():
-    if _kind == RAGGED:
-        ad.primitive_jvps[_primitive] = _ragged_jvp
-        ad.primitive_transposes[_primitive] = _ragged_transpose
-    elif _kind != "barrier":
+    if _kind != "barrier":
+        _rule = _ragged_transpose if _kind == RAGGED else functools.partial(_transpose, _kind)
         ad.primitive_jvps[_primitive] = functools.partial(_jvp, _kind)
-        ad.primitive_transposes[_primitive] = functools.partial(_transpose, _kind)
+        ad.primitive_transposes[_primitive] = _rule
+ad.primitive_jvps[START] = _start_jvp
+ad.primitive_jvps[WAIT] = _wait_jvp

@@ -49,23 +49,28 @@ class Handle:
     """
 
     _tickets: tuple[Any, ...]
+    _marks: tuple[tuple[Any, ...], ...]  # of each ticket, see `_mark`
     _kept: tuple[Any, ...]
     _rest: _Rest
+    # Where it was started, what of; it does not leave the program.
+    _operands: tuple[tuple[Any, ...], ...] | None = None
 
-    def __init__(self, tickets: Sequence[Any], kept: Sequence[Any], rest: _Rest) -> None:
+    def __init__(
+        self, tickets: Sequence[Any], marks: Sequence[Any], kept: Sequence[Any], rest: _Rest
+    ) -> None:
         self._tickets = tuple(tickets)
+        self._marks = tuple(marks)
         self._kept = tuple(kept)
         self._rest = rest
         for ticket in self._tickets:
             _drop_with(ticket, rest.function)
 
     def tree_flatten(self) -> tuple[Any, Any]:
-        return (self._tickets, self._kept), self._rest
+        return (self._tickets, self._marks, self._kept), self._rest
 
     @classmethod
     def tree_unflatten(cls, rest: Any, children: Any) -> "Handle":
-        tickets, kept = children
-        return cls(tickets, kept, rest)
+        return cls(*children, rest)
 
     def __repr__(self) -> str:
         return f"Handle({self._rest.function})"
@@ -92,7 +97,9 @@ def start(function: Callable[..., Any], x: Any, *arguments: Any, **options: Any)
     **Order.** Handles may be waited for in any order, in the same program or in later ones on the
     same devices. The calls are matched as without a handle.
 
-    **Differentiation.** None: call the function itself where derivatives are taken.
+    **Differentiation.** As the function's, if the same program starts and waits. Calls that
+    derivatives add are made at the wait. What is waited for elsewhere has none: to take one is an
+    error.
 
     Args:
         function: a collective of this module. It may make several calls, but none that needs
@@ -126,9 +133,11 @@ def start(function: Callable[..., Any], x: Any, *arguments: Any, **options: Any)
     environment = Environment(zip(flat.inputs, operands, strict=True))
     environment.update(flat.constants)
     known = {value for value, array in flat.constants if not isinstance(array, jax.core.Tracer)}
-    tickets = []
+    tickets: list[Any] = []
+    started: list[tuple[Any, ...]] = []  # of each, the operands
     for node in flat.nodes:
         if node.is_collective:
+            started.append(tuple(environment.read(value) for value in node.operands))
             tickets.append(environment.start(node))
         elif not node.needs:
             environment.run(node)
@@ -141,7 +150,17 @@ def start(function: Callable[..., Any], x: Any, *arguments: Any, **options: Any)
     flat = dataclasses.replace(flat, constants=constants)
     rest = _Rest(flat, jax.tree.structure(shapes), kept, text, name)
     # Under shard_map only what has dimensions can be split.
-    return Handle(tickets, [jnp.asarray(environment[value])[None] for value in kept], rest)
+    kept_arrays = [jnp.asarray(environment[value])[None] for value in kept]
+    handle = Handle(tickets, list(map(_mark, started)), kept_arrays, rest)
+    if not all(map(_is_concrete, itertools.chain(*started))):
+        handle._operands = tuple(started)
+    return handle
+
+
+def _mark(operands: Sequence[Any]) -> tuple[Any, ...]:
+    """An empty array that has a tangent or is vmapped if the operand is: none of integers."""
+    x = operands[0]
+    return (x.reshape(-1)[:0],) if jnp.issubdtype(x.dtype, np.inexact) else ()
 
 
 def wait(handle: Handle) -> Any:
@@ -159,7 +178,7 @@ def wait(handle: Handle) -> Any:
 
     **Order.** See `start`.
 
-    **Differentiation.** None, see `start`.
+    **Differentiation.** See `start`.
 
     Args:
         handle: from `start`, in this program or an earlier one. It can be waited for once.
@@ -175,8 +194,10 @@ def wait(handle: Handle) -> Any:
     rest = handle._rest
     environment = Environment(zip(rest.kept, (array[0] for array in handle._kept), strict=True))
     environment.update(rest.flat.constants)
-    for node, ticket in zip(rest.flat.collectives, handle._tickets, strict=True):
-        environment.wait(node, ticket)
+    what = "mark" if handle._operands is None else "operands"
+    origins = handle._marks if handle._operands is None else handle._operands
+    for node, ticket, origin in zip(rest.flat.collectives, handle._tickets, origins, strict=True):
+        environment.wait(node, ticket, *origin, what=what if origin else "nothing")
     for node in rest.flat.nodes:
         if node.needs and not node.is_collective:
             environment.run(node)
@@ -195,7 +216,7 @@ def wait_all(handles: Sequence[Handle]) -> list[Any]:
 
     **Order.** See `start`.
 
-    **Differentiation.** None, see `start`.
+    **Differentiation.** See `start`.
 
     Args:
         handles: from `start`.
@@ -293,7 +314,8 @@ def cancel(handle: Handle) -> bool:
         handle: from `start`, outside of jitted code. Waits until it has been started.
 
     Returns:
-        Whether it had not finished. `wait` then raises; otherwise it gives the value.
+        Whether this has ended it: not if it had finished, or a program waits for it already.
+        `wait` then raises; otherwise it gives the value.
 
     Raises:
         TypeError: it is no Handle, or the code is being traced.

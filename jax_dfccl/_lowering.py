@@ -220,9 +220,16 @@ def _lower_start(
 
 
 def _lower_wait(
-    ctx: mlir.LoweringRuleContext, ticket: Any, *, kind: str, shape: Any, dtype: Any, **params: Any
+    ctx: mlir.LoweringRuleContext,
+    ticket: Any,
+    *_: Any,
+    kind: str,
+    shape: Any,
+    dtype: Any,
+    origin: str,
+    **params: Any,
 ) -> Any:
-    del shape, dtype
+    del shape, dtype, origin
     resolved = _resolved(KINDS[kind], ctx, **params)
     ctx = ctx.replace(avals_in=[jax.core.ShapedArray((1,), np.dtype(np.uint64))])
     return emit(

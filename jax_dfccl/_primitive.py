@@ -41,6 +41,9 @@ collective's result it gives. Further parameters:
     has_tag      of START: whether its last operand is a tag (see `_lowering`)
     detached     of START: nobody waits; its ticket means nothing
     shape, dtype of WAIT: those of the result
+    origin       of WAIT: what follows the ticket, for derivatives and vmap: the "operands" of the
+                 start; or a "mark", an empty array made of them, which tells a handle that has left
+                 the program that started it; or "nothing"
 
 Under check_vma the result of an all_reduce without groups is the same on all members, so it no
 longer varies over `axes`; all others vary. Without check_vma no type varies.
@@ -126,6 +129,12 @@ def bind(kind: str, *operands: Any, detached: bool = False, **params: Any) -> An
     return primitive.bind(*(_varying(array, axes) for array in arrays), *key, **params)
 
 
+def of_call(params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of the call whose start or wait has these."""
+    own = ("kind", "has_tag", "detached", "shape", "dtype", "origin")
+    return {name: value for name, value in params.items() if name not in own}
+
+
 def array_count(kind: str) -> int:
     """How many operands come before the key."""
     return 6 if kind == RAGGED else 1
@@ -206,7 +215,12 @@ def _start_type(x: Any, *rest: Any, kind: str, has_tag: bool, detached: bool, **
     return x.update(shape=(2,), dtype=np.dtype(np.uint32), weak_type=False), effects
 
 
-def _wait_type(ticket: Any, *, kind: str, shape: Any, dtype: Any, axes: Any, **params: Any) -> Any:
+def _wait_type(
+    ticket: Any, *origin: Any, kind: str, shape: Any, dtype: Any, axes: Any, **params: Any
+) -> Any:
+    del origin
+    if ticket.shape != (2,):
+        raise ValueError("wait: the handle has come out of jax.vmap; wait for it inside")
     if kind == "all_reduce" and params["groups"] is None:
         vma = ticket.manual_axis_type
         ticket = ticket.update(manual_axis_type=vma.update(varying=vma.varying - set(axes)))

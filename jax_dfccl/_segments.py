@@ -209,11 +209,19 @@ class Environment(dict[Value, Any]):
         with _compat.source_of(node.equation):
             return START.bind(*operands, kind=node.kind, has_tag=has_tag, detached=False, **params)
 
-    def wait(self, node: Node, ticket: Any, **changed: Any) -> None:
-        """Puts the result of a collective in its place."""
+    def wait(
+        self, node: Node, ticket: Any, *origin: Any, what: str = "nothing", **changed: Any
+    ) -> None:
+        """Puts the result of a collective in its place; `what` its origin is, see `_primitive`."""
         params = {**node.equation.params, **changed}
         (result,) = node.results
         with _compat.source_of(node.equation):
             self[result] = WAIT.bind(
-                ticket, kind=node.kind, shape=result.aval.shape, dtype=result.aval.dtype, **params
+                ticket,
+                *origin,
+                kind=node.kind,
+                shape=result.aval.shape,
+                dtype=result.aval.dtype,
+                origin=what,
+                **params,
             )

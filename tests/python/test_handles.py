@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Handles: collectives that are started here and waited for there."""
 
+import concurrent.futures
 import subprocess
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +50,87 @@ def test_every_collective(case: Case):
     first = spmd(lambda x: begin(case, x[0], "i"), check_vma=True)
     last = spmd(lambda handle: jax_dfccl.wait(handle)[None], check_vma=True)
     np.testing.assert_array_equal(last(first(x)), right)
+
+
+def plain_and_handled(case: Case):
+    """A program of both forms of a collective, for functions that transform it."""
+
+    def program(transform):
+        calls = [
+            lambda x: case.call(x, "i"),
+            lambda x: jax_dfccl.wait(begin(case, x, "i")),
+        ]
+        return spmd(lambda *x: [transform(f, *(y[0] for y in x))[None] for f in calls])
+
+    return program
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_derivatives_are_those_of_the_plain_form(case: Case):
+    def derivatives(f, x, v):
+        y, tangent = jax.jvp(f, (x,), (v,))
+        (slopes,) = jax.vjp(f, x)[1](jnp.cos(y))
+        return jnp.concatenate([y.ravel(), tangent.ravel(), slopes.ravel()])
+
+    x, v = (data(shape_for(case, (2,), N), seed=seed) for seed in (0, 1))
+    right, got = plain_and_handled(case)(derivatives)(x, v)
+    np.testing.assert_allclose(got, right, rtol=1e-6)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_vmap_is_that_of_the_plain_form(case: Case):
+    def mapped(f, x):
+        slopes = jax.vmap(jax.grad(lambda x: jnp.sin(f(x)).sum()), -1, -1)(x)
+        return jnp.concatenate([jax.vmap(f, 0)(jnp.stack([x, 2 * x])).ravel(), slopes.ravel()])
+
+    x = data(shape_for(case, (2,), N))
+    right, got = plain_and_handled(case)(mapped)(x)
+    np.testing.assert_allclose(got, right, rtol=1e-6)
+
+
+@pytest.mark.parametrize("axes", ["b", ("i", "b")])
+def test_vmap_over_its_own_axis(axes):
+    def body(x):
+        one = jax.vmap(
+            lambda x: jax_dfccl.wait(jax_dfccl.start(jax_dfccl.all_reduce, x, axes)), axis_name="b"
+        )
+        return one(x[0])[None]
+
+    x = data((N, 4, 3), np.int32)
+    over = (1,) if axes == "b" else (0, 1)
+    right = np.broadcast_to(x.sum(over, dtype=np.int32, keepdims=True), x.shape)
+    np.testing.assert_array_equal(spmd(body)(x), right)
+
+
+def test_vmap_over_keys():
+    def one(x, k):
+        return jax_dfccl.wait(jax_dfccl.start(jax_dfccl.all_reduce, x, "i", name="n", key=k))
+
+    x = data((N, 4, 3), np.int32)
+    got = spmd(lambda x: jax.vmap(one)(x[0], jnp.arange(4))[None])(x)
+    np.testing.assert_array_equal(got, np.stack([x.sum(0, dtype=np.int32)] * N))
+
+
+def test_derivatives_and_vmap_of_what_another_program_started():
+    first = spmd(lambda x: jax_dfccl.start(jax_dfccl.all_reduce, x, "i"))
+    last = spmd(jax_dfccl.wait)
+    x = data((N, 3))
+    for f, match in (
+        (jax.grad(lambda x: last(first(x)).sum()), "was started in another program"),
+        (jax.vmap(lambda x: last(first(x)), -1), "started outside of the function that is vmapped"),
+        (
+            lambda x: jax_dfccl.wait(
+                jax.vmap(lambda x: jax_dfccl.start(jax_dfccl.all_reduce, x, pair()))(x)
+            ),
+            r"has come out of jax\.vmap",
+        ),
+    ):
+        with pytest.raises((NotImplementedError, ValueError), match=match):
+            jax.make_jaxpr(f)(x)
+    # What does not depend on what is differentiated is as always.
+    y = data((N, 3))
+    slopes = jax.grad(lambda x: (x * last(first(y))).sum())(x)
+    np.testing.assert_allclose(slopes, np.stack([y.sum(0)] * N), rtol=1e-6)
 
 
 def test_a_pytree_under_a_mesh_of_two_axes():
@@ -151,6 +234,22 @@ def test_cancel():
     b = started(5, device=3)  # has gone with the other end
     jax_dfccl.cancel(b)
     fails("cancelled", jax_dfccl.wait, b)
+
+
+def test_cancel_while_a_program_begins_to_wait():
+    """It either ends the call, and says so, or both members get the value."""
+    wait = jax.jit(jax_dfccl.wait)
+    for k in range(100, 116):
+        a = started(k)
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            begun = thread.submit(wait, a)
+            time.sleep(k % 4 * 1e-4)
+            cancelled = jax_dfccl.cancel(a)
+            if cancelled:
+                fails("cancelled", begun.result)
+            else:
+                b = started(k, device=3)
+                assert [float(begun.result()), float(wait(b))] == [2, 2]
 
 
 def test_disagreement():
