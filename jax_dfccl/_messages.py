@@ -135,7 +135,9 @@ def recv(shape_dtype: Any, group: Group, from_: int, **options: Unpack[MessageOp
     return call.map(jax.tree.map(_space, shape_dtype), of_leaf, what="shape_dtype")
 
 
-def send_any(x: Any, group: Group, to: int, **options: Unpack[MessageOptions]) -> None:
+def send_any(
+    x: Any, group: Group, to: int, *, buffered: bool = True, **options: Unpack[MessageOptions]
+) -> None:
     """Sends an array whose shape and dtype the receiver does not know; it calls `recv_any`.
 
     >>> import jax, jax.numpy as jnp, jax_dfccl
@@ -147,8 +149,8 @@ def send_any(x: Any, group: Group, to: int, **options: Unpack[MessageOptions]) -
     >>> jax_dfccl.recv_any(pair, 0, device=pair.devices[1]).shape
     (3,)
 
-    The shape goes first. Both are copied, so the sender goes on at once, and two members that send
-    to each other do not stand in each other's way.
+    The shape goes first. Both are copied, so two members that send to each other do not stand in
+    each other's way.
 
     **Order.** As that of `send`.
 
@@ -158,6 +160,8 @@ def send_any(x: Any, group: Group, to: int, **options: Unpack[MessageOptions]) -
         x: an array of any shape and dtype: in a program, or on one device outside.
         group: as for `send`.
         to: as for `send`.
+        buffered: whether the array is copied, whatever its size. If not, the sender's program
+            waits for the receiver.
         **options: as for `send`.
 
     Returns:
@@ -177,7 +181,7 @@ def send_any(x: Any, group: Group, to: int, **options: Unpack[MessageOptions]) -
         where = jax.default_device(device)
     with where:
         send(header, group, to, **_with_name(options, "shape"))
-        send(x, group, to, buffered=True, **options)
+        send(x, group, to, buffered=buffered, **options)
 
 
 def recv_any(

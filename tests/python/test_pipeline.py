@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/schedules.py against theory, and examples/pipeline.py against one device."""
+"""examples/schedules.py against theory, and the pipelines of examples/ against one device."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -81,3 +82,53 @@ def test_a_pipeline_learns_what_one_device_learns(name, more):
     losses = [float(line.split()[3].rstrip(",")) for line in lines if line.startswith("step ")]
     assert len(losses) == 3 and losses[-1] < losses[0]
     assert ended.stderr == "", ended.stderr
+
+
+def variable_length(*options):
+    command = [sys.executable, EXAMPLES / "variable_length.py", "--microbatches", "4", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--schedule", "interleaved", "--stages", "2"],  # the next stage is the one before
+    ],
+    ids=" ".join,
+)
+def test_a_pipeline_of_lengths_that_only_senders_know(options):
+    """It compares losses and weights itself."""
+    ended = variable_length("--steps", "1", *options)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "weights are those of one device, lengths [5, 12, 3, 9]" in ended.stdout
+
+
+def error_of(*options):
+    ended = variable_length("--timeout", "8", *options)
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    return ended.stderr, ended.stdout
+
+
+def test_senders_that_wait_for_receivers_stop_the_schedule():
+    error, _ = error_of("--rendezvous", "--stages", "2")
+    circle = next(line for line in error.splitlines() if "wait for each other" in line)
+    for rank, message in ((1, "forward of 0"), (0, "backward of 1")):
+        assert re.search(rf"in send of float32\S* 16\] to rank {rank} .*{message}", circle), circle
+
+
+def test_a_message_that_is_never_sent_is_reported_with_who_waits_for_whom():
+    # The last stage waits for it, and the one before that for its slopes: a circle.
+    error, report = error_of("--forget", "forward:1:2", "--stages", "3")
+    assert "devices wait for each other: device" in error
+    assert (
+        "recv of uint8[128] from rank 1 'stages/forward of 1/shape' key 6 at variable_len" in error
+    )
+    assert "from rank 2 'stages/backward of 2/shape' key 6" in error
+    (first,) = re.findall(r".* 'stages/backward of 1/shape' key=6 .*waiting for members.*", report)
+    assert "variable_length.py" in first and first.endswith("absent: 1")
+    # Here one stage waits, and no other for it.
+    error, report = error_of("--forget", "backward:1:3", "--stages", "2")
+    (first,) = re.findall(r".* 'stages/backward of 1/shape' key=7 .*waiting for members.*", report)
+    assert "recv of" in first and "variable_length.py" in first and first.endswith("absent: 1")
+    assert "'stages/backward of 1/shape' key 7" in error and "devices [1] have not come" in error
