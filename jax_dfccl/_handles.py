@@ -70,7 +70,8 @@ class Handle:
 
     @classmethod
     def tree_unflatten(cls, rest: Any, children: Any) -> "Handle":
-        return cls(*children, rest)
+        tickets, marks, kept = children
+        return cls(tickets, marks, kept, rest)
 
     def __repr__(self) -> str:
         return f"Handle({self._rest.function})"
