@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from between import RANK, N, check, main, mesh, put, ranked, spec
+from between import RANK, N, case_arguments, check, main, mesh, put, ranked, spec
 
 import jax_dfccl
 
@@ -44,6 +44,14 @@ def opposite() -> None:
 
 
 def permutations() -> None:
+    _in_orders(orders.orders())
+
+
+def random() -> None:
+    _in_orders(orders.random_orders(int(case_arguments[0])))
+
+
+def _in_orders(every) -> None:
     """One-device programs on four devices, each in its own order."""
     devices = orders.spread(jax.devices())
     programs = {
@@ -52,7 +60,7 @@ def permutations() -> None:
         )
         for name, group in orders.groups(devices).items()
     }
-    for launch, order in enumerate(orders.orders()):
+    for launch, order in enumerate(every):
         futures = {}
         for step in range(3):
             for place, names in enumerate(order):
@@ -66,4 +74,4 @@ def permutations() -> None:
             check((launch, name), future.result(100), right)
 
 
-main([opposite, permutations])
+main([opposite, permutations, random])

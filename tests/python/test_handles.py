@@ -305,11 +305,23 @@ def test_dropped():
     assert "handle of all_reduce was dropped" in child.stderr
 
 
-@pytest.mark.parametrize("case", ["permutations"])
+@pytest.mark.parametrize("case", [["permutations"], ["random", "300"]], ids=" ".join)
 def test_whole_programs(case):
-    run("handles", case, limit_s=240)
+    run("handles", *case, limit_s=240)
 
 
 @pytest.mark.parametrize(("processes", "devices"), [(2, 2), (4, 2)])
 def test_between_processes(processes, devices):
     jobs.all_right(jobs.run("across_handles", "permutations", processes, devices))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(2000)
+@pytest.mark.parametrize("processes", [1, 4])
+def test_ten_thousand_random_orders(processes):
+    if processes == 1:
+        run("handles", "random", "10000", limit_s=1800)
+    else:
+        arguments = ("across_handles", "random", processes, 2, "10000")
+        with jobs.started(*arguments) as job:
+            jobs.all_right(jobs.ends(job, limit_s=1800))

@@ -5,6 +5,7 @@ import concurrent.futures
 import gc
 import subprocess
 import sys
+import threading
 import weakref
 
 import jax
@@ -209,6 +210,54 @@ def test_cancel():
         on_pair(1, name="c", timeout=3).result(LIMIT_S)
 
 
+def test_priority():
+    """While the launcher is busy, programs of a larger one pass those that came before."""
+    entered, gate, ran = threading.Event(), threading.Event(), []
+
+    def noting(name):
+        def note(x):
+            if name == "busy":
+                entered.set()
+                gate.wait(LIMIT_S)
+            ran.append(name)
+            return x
+
+        return lambda x: jax.pure_callback(note, jax.ShapeDtypeStruct((), np.float32), x)
+
+    x = np.float32(1)
+    futures = [jax_dfccl.dispatch(noting("busy"))(x)]
+    entered.wait(LIMIT_S)
+    for name, priority in (("low", 0), ("later", 0), ("high", 2), ("higher", 3)):
+        futures.append(jax_dfccl.dispatch(noting(name), priority=priority)(x))
+    gate.set()
+    concurrent.futures.wait(futures, LIMIT_S)
+    assert ran == ["busy", "higher", "high", "low", "later"]
+
+    options = _launcher._Options(priority=5)
+    program = _launcher._Program(lambda x: jax_dfccl.all_reduce(x, pair), (x,), options)
+    assert "priority=5" in str(jax.make_jaxpr(program.segments[0].run)(0, 0, x))
+
+
+def test_back_pressure():
+    """One program more than may be under way waits in the call until one has ended."""
+    x, y = (jax.device_put(np.float32(k), device) for k, device in enumerate(pair.devices, 1))
+
+    def add(x, k):
+        return jax_dfccl.all_reduce(x, pair, name="bound", key=k)
+
+    launched, plain = jax_dfccl.dispatch(add), jax.jit(add)
+    most = _launcher._MOST_IN_FLIGHT
+    futures = [launched(x, np.int32(k)) for k in range(most)]
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        further = thread.submit(launched, x, np.int32(most))
+        assert concurrent.futures.wait([further], 0.3).not_done
+        others = [plain(y, np.int32(0))]
+        futures.append(further.result(LIMIT_S))
+    others += [plain(y, np.int32(k)) for k in range(1, most + 1)]
+    assert {float(future.result(LIMIT_S)) for future in futures} == {3}
+    assert {float(other) for other in others} == {3}
+
+
 def test_an_error_passes_on():
     def fail(*_):
         raise ValueError("no")
@@ -334,6 +383,13 @@ def test_whole_programs(case):
 @pytest.mark.timeout(1000)
 def test_ten_thousand_random_orders():
     run("launched_programs", "random", "10000", limit_s=900)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(2000)
+def test_ten_thousand_random_orders_between_processes():
+    with jobs.started("across_launched", "random", 4, 2, "10000") as job:
+        jobs.all_right(jobs.ends(job, limit_s=1800))
 
 
 @pytest.mark.parametrize(("processes", "devices"), [(2, 2), (4, 2)])

@@ -2,9 +2,10 @@
 """Three collectives over three overlapping groups, in every order on every member."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import jax
+import numpy as np
 
 import jax_dfccl
 
@@ -27,6 +28,13 @@ def orders() -> Iterator[tuple[tuple[str, ...], ...]]:
     yield from itertools.product(*(itertools.permutations(names) for names in own))
 
 
+def random_orders(count: int) -> Iterator[tuple[tuple[str, ...], ...]]:
+    """So many of them, the same in every process."""
+    rng, every = np.random.default_rng(3), list(orders())
+    for index in rng.integers(len(every), size=count):
+        yield every[index]
+
+
 def value(name: str, place: int, launch: int) -> float:
     """What a member gives to a collective."""
     return float(100 * NAMES.index(name) + 10 * place + launch % 7)
@@ -45,7 +53,9 @@ def spread(devices: list[jax.Device]) -> list[jax.Device]:
     return [device for of_one in of_each for device in of_one[:each]][:4]
 
 
-def through_handles(devices: list[jax.Device]) -> Iterator[tuple[object, jax.Array, float]]:
+def through_handles(
+    devices: list[jax.Device], every: Iterable[tuple[tuple[str, ...], ...]]
+) -> Iterator[tuple[object, jax.Array, float]]:
     """Each device starts its collectives in an order of its own and waits in the opposite one.
 
     Yields what it is, what came and what is right, for the devices of this process.
@@ -57,7 +67,7 @@ def through_handles(devices: list[jax.Device]) -> Iterator[tuple[object, jax.Arr
         for name, group in groups(devices).items()
     }
     wait = jax.jit(jax_dfccl.wait)
-    for launch, order in enumerate(orders()):
+    for launch, order in enumerate(every):
         handles = {}
         for step in range(3):
             for place, names in enumerate(order):
