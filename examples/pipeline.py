@@ -2,9 +2,9 @@
 """Trains a network on the digits images as a pipeline of one-device programs that differ by stage.
 
 `pipeline.py --schedule 1f1b`: a Python thread for each stage dispatches its tasks in the order of a
-schedule (schedules.py); activations and slopes go from stage to stage by groups of two, matched by
-microbatch. It compares the losses with those of one device. With `--pace` each task also sleeps for
-its time, so that the bubble can be measured on a machine with fewer cores than stages.
+schedule (schedules.py); activations and slopes go from stage to stage as messages, matched by part
+and microbatch. It compares the losses with those of one device. With `--pace` each task also
+sleeps for its time, so that the bubble can be measured on a machine with fewer cores than stages.
 """
 
 import argparse
@@ -46,25 +46,18 @@ def device_of(part):
     return devices[part % options.stages]
 
 
-# The sender is member 0.
-to_next = [
-    jax_dfccl.Group([device_of(p), device_of(p + 1)], name=f"activations of {p}")
-    for p in range(parts - 1)
-]
-to_previous = [
-    jax_dfccl.Group([device_of(p + 1), device_of(p)], name=f"slopes of {p + 1}")
-    for p in range(parts - 1)
-]
+stages = jax_dfccl.Group(devices, name="stages")
+SENT = jax.ShapeDtypeStruct((ROWS, WIDTH), np.float32)
 sleeps, sleeps_lock = [], threading.Lock()
 
 
-def send(x, group, key):
-    """Waits for nobody: the next stage may be waiting for this one to go on."""
-    return jax_dfccl.start(jax_dfccl.broadcast, x, group, root=0, key=key)
+def send(x, kind, part, to, key):
+    """Small enough to wait for nobody: the next stage may be waiting for this one to go on."""
+    jax_dfccl.send(x, stages, to % options.stages, name=f"{kind} of {part}", key=key)
 
 
-def receive(group, key):
-    return jax_dfccl.broadcast(jnp.zeros((ROWS, WIDTH)), group, root=0, key=key)
+def receive(kind, part, key):
+    return jax_dfccl.recv(SENT, stages, part % options.stages, name=f"{kind} of {part}", key=key)
 
 
 def pause(kind, x):
@@ -94,32 +87,36 @@ def loss_of(y, labels):
 
 
 def forward(part, weights, x, key):
-    """Gives the operand and the result, for the backward task, and what was sent."""
+    """Gives the operand and the result, for the backward task."""
     if part > 0:
-        x = receive(to_next[part - 1], key)
+        x = receive("activations", part - 1, key)
     y = paced("forward", block(weights, x))
-    return x, y, send(y, to_next[part], key) if part < parts - 1 else None
-
-
-def slope_of_result(part, y, sent, labels, key):
     if part < parts - 1:
-        jax_dfccl.wait(sent)
-        return receive(to_previous[part], key)
+        send(y, "activations", part, part + 1, key)
+    return x, y
+
+
+def slope_of_result(part, y, labels, key):
+    if part < parts - 1:
+        return receive("slopes", part + 1, key)
     return jax.grad(loss_of)(y, labels)
 
 
-def backward(part, weights, total, x, y, sent, labels, key):
-    slope = paced("backward", slope_of_result(part, y, sent, labels, key))
+def backward(part, weights, total, x, y, labels, key):
+    slope = paced("backward", slope_of_result(part, y, labels, key))
     by_weights, by_x = jax.vjp(block, weights, x)[1](slope)
-    sent = send(by_x, to_previous[part - 1], key) if part > 0 else None
-    return jax.tree.map(jnp.add, total, by_weights), sent
+    if part > 0:
+        send(by_x, "slopes", part, part - 1, key)
+    return jax.tree.map(jnp.add, total, by_weights)
 
 
-def for_input(part, weights, x, y, sent, labels, key):
+def for_input(part, weights, x, y, labels, key):
     """The first half of `backward`; gives the slope of the result, which the second needs, too."""
-    slope = paced("input", slope_of_result(part, y, sent, labels, key))
+    slope = paced("input", slope_of_result(part, y, labels, key))
     (by_x,) = jax.vjp(partial(block, weights), x)[1](slope)
-    return slope, send(by_x, to_previous[part - 1], key) if part > 0 else None
+    if part > 0:
+        send(by_x, "slopes", part, part - 1, key)
+    return slope
 
 
 def for_weights(weights, total, x, slope):
@@ -140,8 +137,7 @@ loss_here = jax.jit(loss_of)
 
 
 @jax.jit
-def update(weights, total, sent):
-    jax_dfccl.wait_all(sent)
+def update(weights, total):
     return jax.tree.map(lambda w, slope: w - RATE * slope, weights, total)
 
 
@@ -149,7 +145,6 @@ def step(weights, images, labels, number):
     """One step of all stages: weights and images are on the devices of their parts."""
     totals = [jax.tree.map(jnp.zeros_like, w) for w in weights]
     kept, slopes, losses = {}, {}, []
-    sent = [[] for _ in range(parts)]
 
     def dispatch(task: Task):
         kind, microbatch, part = task
@@ -161,18 +156,16 @@ def step(weights, images, labels, number):
             if part == parts - 1:
                 losses.append(loss_here(kept[place][1], given))
         elif kind == "backward":
-            totals[part], handle = program(totals[part], *kept.pop(place), given, key)
-            sent[part] += [handle] if part > 0 else []
+            totals[part] = program(totals[part], *kept.pop(place), given, key)
         elif kind == "input":
-            slopes[place], handle = program(*kept[place], given, key)
-            sent[part] += [handle] if part > 0 else []
+            slopes[place] = program(*kept[place], given, key)
         else:
             totals[part] = program(totals[part], kept.pop(place)[0], slopes.pop(place))
 
     # XLA runs programs with callbacks inside of the dispatch: each stage has a thread.
     with ThreadPoolExecutor(options.stages) as threads:
         list(threads.map(lambda tasks: list(map(dispatch, tasks)), schedule))
-    return list(map(update, weights, totals, sent)), float(sum(losses))
+    return list(map(update, weights, totals)), float(sum(losses))
 
 
 def reference_step(weights, images, labels):
@@ -187,7 +180,7 @@ def reference_step(weights, images, labels):
         return total
 
     value, slopes = jax.value_and_grad(loss)(weights)
-    return update(weights, slopes, []), value
+    return update(weights, slopes), value
 
 
 def main():
