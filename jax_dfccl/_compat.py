@@ -5,6 +5,7 @@ Each has the versions it was seen in; nothing else in the package may import `ja
 `jaxlib`. Seen in 0.10.2 and 0.12.0.1 unless a line says otherwise.
 """
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -43,12 +44,25 @@ for _allowing in (
     _allowing.add_type(MessageEffect)
 
 
-def settle_effects() -> None:
-    """Waits for programs with effects, as JAX does at exit, and forgets those that have failed."""
-    try:
-        jax.effects_barrier()
-    except jax.errors.JaxRuntimeError:
-        dispatch.runtime_tokens.clear()
+def settle_effects(is_stuck: Callable[[], bool]) -> None:
+    """Waits for this thread's programs with effects, as JAX does at exit.
+
+    But not for ever where something is stuck after a while, and those that have failed, of which
+    who asked for results has heard, are no errors.
+    """
+    tokens = list(dispatch.runtime_tokens.output_runtime_tokens.values())
+    dispatch.runtime_tokens.output_runtime_tokens.clear()
+
+    def wait() -> None:
+        for token in tokens:
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                token.block_until_ready()
+
+    waiting = threading.Thread(target=wait, name="jax_dfccl-effects", daemon=True)
+    waiting.start()
+    waiting.join(2.0)
+    while waiting.is_alive() and not is_stuck():
+        waiting.join(0.1)
 
 
 def hide_from_source_lines(file: str) -> None:

@@ -147,13 +147,13 @@ def register(platform: str = "cpu") -> None:
 def _shut_down() -> None:
     from jax_dfccl import _core
 
+    _compat.settle_effects(lambda: bool(_core.report()["in_flight"]))
     sent = [entry for entry in _core.report()["in_flight"] if entry["operation"].startswith("send")]
     for entry in sent[:8]:
         key = f" key {entry['key']}" if entry["key"] else ""
         what = f"{entry['operation']} '{entry['name']}'{key} at {entry['source']}"
         print(f"jax_dfccl: at exit nobody had received: {what}", file=sys.stderr)
     _core.shutdown()
-    _compat.settle_effects()
 
 
 def _register_site(site: _passes.Site) -> None:

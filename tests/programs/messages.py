@@ -63,6 +63,9 @@ def leaving() -> None:
     except jax.errors.JaxRuntimeError as error:
         assert "recv of float32[] from rank 0" in str(error)
     jax_dfccl.send(at(0, np.float32(1)), pair, 1, key=7, timeout=60)
+    jax_dfccl.send_any(at(0, np.float32(1)), pair, 1)
+    jax_dfccl.recv_any(pair, 0, device=pair.devices[1])  # nor does anybody wait for this
+    jax.jit(lambda k: jax_dfccl.recv(shape, pair, 0, key=k, timeout=60))(at(1, 8))
 
 
 main({"opposite": opposite, "lost": lost, "leaving": leaving})
