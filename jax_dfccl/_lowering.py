@@ -202,6 +202,11 @@ def _lower_start(
     detached: bool,
     **params: Any,
 ) -> Any:
+    platforms = ctx.platforms or ctx.module_context.platforms
+    if detached and tuple(platforms) != ("cpu",):
+        raise NotImplementedError(
+            f"send: what is buffered is for CPU devices only, not for {', '.join(platforms)}"
+        )
     resolved = _resolved(KINDS[kind], ctx, **params)
     count = len(operands) - has_tag
     ticket = jax.core.ShapedArray((1,), np.dtype(np.uint64))

@@ -89,6 +89,7 @@ inline Attributes MakeAttributes(const Call& call, int64_t site, const std::stri
   attributes.Set("shape", int64_t{0});
   attributes.Set("stage", int64_t{0});
   attributes.Set("has_tag", int64_t{0});
+  attributes.Set("detached", int64_t{0});
   return attributes;
 }
 
