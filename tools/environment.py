@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Compiling the GPU kernel takes minutes.
-NO_KERNEL = ("-C", "cmake.define.DFCCL_CUDA=OFF")
+# Compiling the GPU kernel takes minutes. (The pip of Debian 12 has no -C.)
+NO_KERNEL = ("--config-settings=cmake.define.DFCCL_CUDA=OFF",)
 
 
 def check_python() -> None:

@@ -249,7 +249,7 @@ def wheel(context: Context) -> None:
         [
             *(python_path, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder),
             *environment.NO_KERNEL,
-            *("-C", f"build-dir={folder / 'build'}", "."),
+            *(f"--config-settings=build-dir={folder / 'build'}", "."),
         ]
     )
     (path,) = folder.glob("*.whl")
