@@ -55,6 +55,23 @@ from jax_dfccl._scan import inclusive_scan as inclusive_scan
 from jax_dfccl._scatter import reduce_scatter as reduce_scatter
 from jax_dfccl._scatter import scatter as scatter
 from jax_dfccl._sharded import sharded as sharded
+from jax_dfccl._starts import all_gather_start as all_gather_start
+from jax_dfccl._starts import all_gather_v_start as all_gather_v_start
+from jax_dfccl._starts import all_reduce_start as all_reduce_start
+from jax_dfccl._starts import all_to_all_start as all_to_all_start
+from jax_dfccl._starts import all_to_all_v_start as all_to_all_v_start
+from jax_dfccl._starts import barrier_start as barrier_start
+from jax_dfccl._starts import broadcast_start as broadcast_start
+from jax_dfccl._starts import exclusive_scan_start as exclusive_scan_start
+from jax_dfccl._starts import gather_start as gather_start
+from jax_dfccl._starts import inclusive_scan_start as inclusive_scan_start
+from jax_dfccl._starts import ppermute_start as ppermute_start
+from jax_dfccl._starts import ragged_all_to_all_start as ragged_all_to_all_start
+from jax_dfccl._starts import recv_start as recv_start
+from jax_dfccl._starts import reduce_scatter_start as reduce_scatter_start
+from jax_dfccl._starts import reduce_start as reduce_start
+from jax_dfccl._starts import scatter_start as scatter_start
+from jax_dfccl._starts import send_recv_start as send_recv_start
 
 try:
     __version__ = _version("jax-dfccl")
@@ -68,19 +85,29 @@ __all__ = [
     "Survivors",
     "__version__",
     "all_gather",
+    "all_gather_start",
     "all_gather_v",
+    "all_gather_v_start",
     "all_reduce",
+    "all_reduce_start",
     "all_to_all",
+    "all_to_all_start",
     "all_to_all_v",
+    "all_to_all_v_start",
     "barrier",
+    "barrier_start",
     "broadcast",
+    "broadcast_start",
     "cancel",
     "detach",
     "dispatch",
     "exclusive_scan",
+    "exclusive_scan_start",
     "gather",
+    "gather_start",
     "grouped",
     "inclusive_scan",
+    "inclusive_scan_start",
     "join",
     "launcher",
     "lax",
@@ -88,16 +115,23 @@ __all__ = [
     "min_with_index",
     "override_lax",
     "ppermute",
+    "ppermute_start",
     "ragged_all_to_all",
+    "ragged_all_to_all_start",
     "recv",
     "recv_any",
+    "recv_start",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_start",
+    "reduce_start",
     "report",
     "scatter",
+    "scatter_start",
     "send",
     "send_any",
     "send_recv",
+    "send_recv_start",
     "sharded",
     "shrink",
     "start",

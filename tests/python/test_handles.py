@@ -15,6 +15,7 @@ from collectives import Case, composed, expected, folders, movers, shape_for
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from members import data, make_mesh, per_member, spmd
+from test_docs import COLLECTIVES
 from test_programs import run
 
 import jax_dfccl
@@ -50,6 +51,20 @@ def test_every_collective(case: Case):
     first = spmd(lambda x: begin(case, x[0], "i"), check_vma=True)
     last = spmd(lambda handle: jax_dfccl.wait(handle)[None], check_vma=True)
     np.testing.assert_array_equal(last(first(x)), right)
+
+
+def test_each_has_a_start_of_its_name():
+    whole = {"grouped", "max_with_index", "min_with_index", "recv_any", "send", "send_any"}
+    others = {"sharded", "start", "wait", "wait_all"}
+    for name in set(COLLECTIVES) - whole - others:
+        start = getattr(jax_dfccl, f"{name}_start")
+        assert start.func is jax_dfccl.start and start.args == (getattr(jax_dfccl, name),)
+
+    def sum_of(x):
+        return jax_dfccl.wait(jax_dfccl.all_reduce_start(x, "i", op="max"))
+
+    x = data((N, 3), np.int32)
+    np.testing.assert_array_equal(per_member(sum_of, x), np.broadcast_to(x.max(0), x.shape))
 
 
 def plain_and_handled(case: Case):
