@@ -46,6 +46,7 @@ COORDINATOR = "127.0.0.1:1"
 SECRET = "not to be told"
 HELLO_BYTES = _handshake._HELLO.size
 PROOF_BYTES = hashlib.sha256().digest_size
+BEGINNING = b"jaxdfccl" + _handshake.VERSION.to_bytes(2, "little")  # of a hello
 LOOPBACK, LOOPBACK6 = "0100007F", "00000000000000000000000001000000"
 
 
@@ -493,7 +494,7 @@ STRANGERS = {
     "reflected": (say(lambda c: c.acceptor + bytes(PROOF_BYTES)), "as an initiator does"),
     "no proof": (wrong(secret="guess"), "does not know the job's secret"),
     "version": (say(lambda c: b"jaxdfccl\x63\0" + bytes(200)), "version 99"),
-    "role": (say(lambda c: b"jaxdfccl\x02\0\x07\x01" + bytes(200)), "7 is not a valid Role"),
+    "role": (say(lambda c: BEGINNING + b"\x07\x01" + bytes(200)), "7 is not a valid Role"),
     "transport": (wrong(transport=9), "9 is not a valid Transport"),
     "other peer": (wrong(peer=2), "takes this process for another one"),
     "old peer": (wrong(peer_incarnation=bytes(16)), "takes this process for another one"),
@@ -616,7 +617,7 @@ def test_a_proof_covers_everything():
 @hypothesis.given(strategies.binary(max_size=HELLO_BYTES + PROOF_BYTES + 8), strategies.booleans())
 def test_no_bytes_of_a_stranger_are_taken(data, with_magic):
     if with_magic:
-        data = b"jaxdfccl\x02\x00" + data
+        data = BEGINNING + data
     me = Identity(0, b"0" * 16, SECRET.encode(), 1 << 16, 1)
 
     async def hear(connection):
