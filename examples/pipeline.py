@@ -3,8 +3,9 @@
 
 `pipeline.py --schedule 1f1b`: a Python thread for each stage dispatches its tasks in the order of a
 schedule (schedules.py); activations and slopes go from stage to stage as messages, matched by part
-and microbatch. It compares the losses with those of one device. With `--pace` each task also
-sleeps for its time, so that the bubble can be measured on a machine with fewer cores than stages.
+and microbatch. It compares the losses with those of one device. With `--launcher` one thread hands
+them to the launcher, one stage after the other; with `--pace` each task also sleeps for its time,
+so that the bubble can be measured on a machine with fewer cores than stages.
 """
 
 import argparse
@@ -30,7 +31,9 @@ parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b")
 parser.add_argument("--stages", type=int, default=4)
 parser.add_argument("--microbatches", type=int, default=8)
 parser.add_argument("--steps", type=int, default=10)
-parser.add_argument("--pace", type=float, default=0.0, help="seconds of a forward task")
+how = parser.add_mutually_exclusive_group()
+how.add_argument("--pace", type=float, default=0.0, help="seconds of a forward task")
+how.add_argument("--launcher", action="store_true", help="let the launcher run the tasks")
 options = parser.parse_args()
 if options.stages < 2:
     parser.error("a pipeline has at least 2 stages")
@@ -102,7 +105,8 @@ def slope_of_result(part, y, labels, key):
     return jax.grad(loss_of)(y, labels)
 
 
-def backward(part, weights, total, x, y, labels, key):
+def backward(part, weights, total, kept, labels, key):
+    x, y = kept
     slope = paced("backward", slope_of_result(part, y, labels, key))
     by_weights, by_x = jax.vjp(block, weights, x)[1](slope)
     if part > 0:
@@ -110,8 +114,9 @@ def backward(part, weights, total, x, y, labels, key):
     return jax.tree.map(jnp.add, total, by_weights)
 
 
-def for_input(part, weights, x, y, labels, key):
+def for_input(part, weights, kept, labels, key):
     """The first half of `backward`; gives the slope of the result, which the second needs, too."""
+    x, y = kept
     slope = paced("input", slope_of_result(part, y, labels, key))
     (by_x,) = jax.vjp(partial(block, weights), x)[1](slope)
     if part > 0:
@@ -119,21 +124,28 @@ def for_input(part, weights, x, y, labels, key):
     return slope
 
 
-def for_weights(weights, total, x, slope):
+def for_weights(weights, total, kept, slope):
+    x, _ = kept
     (by_weights,) = jax.vjp(lambda w: block(w, x), weights)[1](paced("weights", slope))
     return jax.tree.map(jnp.add, total, by_weights)
 
 
+# What the launcher runs gives a future, which later tasks take as they take a value.
+run = jax_dfccl.dispatch if options.launcher else jax.jit
 programs = [
     {
-        "forward": jax.jit(partial(forward, part)),
-        "backward": jax.jit(partial(backward, part)),
-        "input": jax.jit(partial(for_input, part)),
-        "weights": jax.jit(for_weights),
+        "forward": run(partial(forward, part)),
+        "backward": run(partial(backward, part)),
+        "input": run(partial(for_input, part)),
+        "weights": run(for_weights),
     }
     for part in range(parts)
 ]
-loss_here = jax.jit(loss_of)
+loss_here = run(lambda kept, labels: loss_of(kept[1], labels))
+
+
+def value_of(result):
+    return result.result() if options.launcher else result
 
 
 @jax.jit
@@ -154,18 +166,20 @@ def step(weights, images, labels, number):
         if kind == "forward":
             kept[place] = program(images[microbatch] if part == 0 else None, key)
             if part == parts - 1:
-                losses.append(loss_here(kept[place][1], given))
+                losses.append(loss_here(kept[place], given))
         elif kind == "backward":
-            totals[part] = program(totals[part], *kept.pop(place), given, key)
+            totals[part] = program(totals[part], kept.pop(place), given, key)
         elif kind == "input":
-            slopes[place] = program(*kept[place], given, key)
+            slopes[place] = program(kept[place], given, key)
         else:
-            totals[part] = program(totals[part], kept.pop(place)[0], slopes.pop(place))
+            totals[part] = program(totals[part], kept.pop(place), slopes.pop(place))
 
-    # XLA runs programs with callbacks inside of the dispatch: each stage has a thread.
-    with ThreadPoolExecutor(options.stages) as threads:
+    # XLA runs programs with callbacks inside of the dispatch: each stage has a thread, but for the
+    # launcher, which has one for all.
+    with ThreadPoolExecutor(1 if options.launcher else options.stages) as threads:
         list(threads.map(lambda tasks: list(map(dispatch, tasks)), schedule))
-    return list(map(update, weights, totals)), float(sum(losses))
+    totals = list(map(value_of, totals))
+    return list(map(update, weights, totals)), float(sum(map(value_of, losses)))
 
 
 def reference_step(weights, images, labels):
