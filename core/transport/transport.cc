@@ -24,6 +24,7 @@
 #include "core/protocol/pollers.h"
 #include "core/transport/link.h"
 #include "core/transport/ring_wire.h"
+#include "core/transport/silence.h"
 #include "core/transport/socket_wire.h"
 #include "core/transport/ucx_wire.h"
 
@@ -37,6 +38,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kLinger{1};
 constexpr int kPollsPerYield = 64;
 constexpr int kEvents = 64;
+constexpr int kUcxPauseMs = 5;
 // The part of spin_ns that is always spun.
 constexpr int kShortestSpin = 64;
 
@@ -208,6 +210,9 @@ class TransportImpl : public Transport, private Waker {
       const auto rest = std::chrono::ceil<std::chrono::milliseconds>(next_tick_ - before);
       timeout_ms = static_cast<int>(std::clamp<int64_t>(rest.count(), 0, 1'000'000));
     }
+    // UCX loses events, so with it nothing is waited for without looking now and then.
+    if (options_.ucx != nullptr)
+      timeout_ms = timeout_ms < 0 ? kUcxPauseMs : std::min(timeout_ms, kUcxPauseMs);
     const int count = epoll_wait(epoll_, events, kEvents, timeout_ms);
     BeginPolling();
     for (int i = 0; i < count; ++i) {
@@ -268,7 +273,7 @@ class TransportImpl : public Transport, private Waker {
   Atomic<uint32_t> stop_;
 
   // The thread and its own.
-  const std::chrono::nanoseconds tick_{options_.silence_ns / SocketWire::kTicksOfSilence};
+  const std::chrono::nanoseconds tick_{options_.silence_ns / Silence::kTicks};
   const std::chrono::nanoseconds most_spin_{options_.spin_ns};
   std::chrono::nanoseconds spin_{options_.spin_ns};
   Clock::time_point next_tick_;

@@ -41,7 +41,7 @@ std::unique_ptr<UcxWire> UcxWire::New(const UcxApi* api, int socket, int64_t sli
 }
 
 UcxWire::UcxWire(const UcxApi* api, int socket, int64_t slice_bytes, int64_t silence_ns)
-    : api_(api), socket_(socket), slice_bytes_(slice_bytes), silence_ns_(silence_ns) {
+    : api_(api), socket_(socket), slice_bytes_(slice_bytes), silence_(silence_ns > 0) {
   acknowledgement_.wire = this;
 }
 
@@ -382,6 +382,8 @@ bool UcxWire::Watch(int epoll, void* tag) {
 
 bool UcxWire::Arm(bool room) {
   std::lock_guard<std::mutex> lock(mutex_);
+  // UCX reports no event for what it could have done before.
+  if (api_->WorkerProgress(worker_) != 0) return false;
   if (used_ < arrived_ || !failure_.ok() || peer_left_) return false;
   if (room && HasRoom() && !Holding()) return false;
   if (api_->WorkerArm(worker_) != kUcxOk) return false;
@@ -407,13 +409,7 @@ void UcxWire::Await(uint32_t more) {
 }
 
 bool UcxWire::Tick(bool* heartbeat) {
-  const uint64_t out = messages_out_.LoadRelaxed();
-  *heartbeat = silence_ns_ > 0 && out == out_before_;
-  out_before_ = out;
-  const uint64_t in = messages_in_.LoadRelaxed();
-  silent_ticks_ = in == in_before_ ? silent_ticks_ + 1 : 0;
-  in_before_ = in;
-  return silence_ns_ == 0 || silent_ticks_ <= kTicksOfSilence;
+  return silence_.Tick(messages_out_.LoadRelaxed(), messages_in_.LoadRelaxed(), heartbeat);
 }
 
 void UcxWire::Shut() {

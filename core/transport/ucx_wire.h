@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/protocol/atomics.h"
+#include "core/transport/silence.h"
 #include "core/transport/ucx_api.h"
 #include "core/transport/wire.h"
 
@@ -25,9 +26,6 @@ namespace dfccl {
 
 class UcxWire : public Wire {
  public:
-  // In a time of silence_ns there must be so many ticks.
-  static constexpr int kTicksOfSilence = 5;
-
   // Keeps `socket`. nullptr, and the socket stays the caller's: *status says why.
   static std::unique_ptr<UcxWire> New(const UcxApi* api, int socket, int64_t slice_bytes,
                                       int64_t silence_ns, Status* status);
@@ -104,7 +102,6 @@ class UcxWire : public Wire {
   const UcxApi* const api_;
   const int socket_;
   const int64_t slice_bytes_;
-  const int64_t silence_ns_;
   Token token_;  // of what comes
 
   // Guards UCX and the following: a worker is one thread's at a time.
@@ -136,8 +133,7 @@ class UcxWire : public Wire {
   Status end_;                                   // the in side's
 
   // The transport's thread.
-  uint64_t out_before_ = 0, in_before_ = 0;
-  int silent_ticks_ = 0;
+  Silence silence_;
 };
 
 }  // namespace dfccl
