@@ -139,11 +139,9 @@ class Runtime {
   // Where there are several processes: which one this is, and where all devices
   // and processes are (see SetTopology). Once, before groups are made that reach into
   // others. A process behind a network that is silent for `peer_timeout_ns` is lost;
-  // 0: never. `ucx_libraries`: names of UCX's library, the first that can be loaded counts,
-  // if it is to carry what sockets carry else.
+  // 0: never.
   virtual Status JoinCluster(int process, std::unordered_map<int64_t, int> process_of,
-                             std::vector<int> host_of, int64_t peer_timeout_ns,
-                             const std::vector<std::string>& ucx_libraries) = 0;
+                             std::vector<int> host_of, int64_t peer_timeout_ns) = 0;
   // Connected, authenticated sockets to another process, and memory that both share,
   // or -1 (core/transport/transport.h). All are the runtime's from here on.
   virtual Status AddLink(int process, const std::vector<int>& sockets, int memory) = 0;

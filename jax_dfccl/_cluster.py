@@ -32,7 +32,7 @@ import jax
 
 from jax_dfccl import _address, _compat, _handshake, _membership
 from jax_dfccl._address import Address, AddressError
-from jax_dfccl._config import ClusterConfig, ucx_libraries
+from jax_dfccl._config import ClusterConfig
 from jax_dfccl._handshake import Greeting, HandshakeError, Hello, Identity, Transport, Verdict
 from jax_dfccl._membership import Membership
 
@@ -72,14 +72,9 @@ class Runtime(_membership.Runtime, Protocol):
     """What gets the connections: `_core`."""
 
     def cluster_join(
-        self,
-        process: int,
-        process_of: dict[int, int],
-        host_of: list[int],
-        peer_timeout_s: float,
-        ucx_libraries: list[str],
+        self, process: int, process_of: dict[int, int], host_of: list[int], peer_timeout_s: float
     ) -> None:
-        """This process's index, each device's process, each process's host, the time limit, UCX."""
+        """This process's index, each device's process, each process's host, the time limit."""
         ...
 
     def cluster_link(self, process: int, sockets: list[int], memory: int) -> None:
@@ -217,7 +212,6 @@ class Cluster:
             config.ring_bytes,
             config.sockets,
         )
-        self._network = Transport.UCX if config.network == "ucx" else Transport.TCP
         uses_unix = config.transport != "tcp" and bool(machine)
         self._address = Address(
             incarnation=self._me.incarnation,
@@ -243,8 +237,7 @@ class Cluster:
                     process,
                 )
             hosts = _hosts(store, self._indices)
-            ucx = ucx_libraries() if self._network is Transport.UCX else []
-            runtime.cluster_join(process, process_of, hosts, config.peer_timeout_s, ucx)
+            runtime.cluster_join(process, process_of, hosts, config.peer_timeout_s)
         except BaseException:
             for listener in self._listeners:
                 listener.close()
@@ -456,7 +449,7 @@ class Cluster:
             yield _Route(Transport.UNIX, socket.AF_UNIX, "\0" + address.unix)
         for host, port in address.tcp:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            yield _Route(self._network, family, (host, port))
+            yield _Route(Transport.TCP, family, (host, port))
 
     async def _connect(self, peer: _Peer) -> None:
         """Tries to connect to a peer until there is a connection, begun by either, or no hope."""
@@ -530,13 +523,13 @@ class Cluster:
                 return
             if verdict is Verdict.ACCEPTED:
                 peer.phase = _Phase.LINKED
-                more = self._make_more(peer, route, _sockets(route.transport, greeting))
+                more = self._make_more(peer, route, greeting.terms().sockets)
                 await self._link(peer, connection, route.transport, greeting, more)
             else:
                 self._down(peer, f"{peer} {_REFUSALS[verdict]}")
 
     async def _accept_all(self, listener: socket.socket) -> None:
-        transport = Transport.UNIX if listener.family == socket.AF_UNIX else self._network
+        transport = Transport.UNIX if listener.family == socket.AF_UNIX else Transport.TCP
         while True:
             try:
                 connection, _ = await self._loop.sock_accept(listener)
@@ -585,7 +578,7 @@ class Cluster:
             verdict = self._judge(peer, hello.incarnation)
             if verdict is Verdict.ACCEPTED:
                 peer.phase = _Phase.LINKED
-                peer.sockets = _sockets(transport, greeting)
+                peer.sockets = greeting.terms().sockets if transport is Transport.TCP else 1
             try:
                 await _handshake.answer(connection, self._me, greeting, verdict)
             except OSError as error:
@@ -712,11 +705,6 @@ _REFUSALS = {
     ),
     Verdict.GIVEN_UP: "has given up this process, which could not be connected before",
 }
-
-
-def _sockets(transport: Transport, greeting: Greeting) -> int:
-    """How many connections two processes share."""
-    return greeting.terms().sockets if transport is Transport.TCP else 1
 
 
 def _said(error: BaseException) -> str:

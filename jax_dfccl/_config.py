@@ -3,7 +3,6 @@
 
 import contextlib
 import dataclasses
-import importlib.util
 import math
 import os
 import re
@@ -154,8 +153,7 @@ class ClusterConfig:
     """How this process gets connected with the other processes of its job.
 
     Attributes:
-        transport: JAX_DFCCL_TRANSPORT. "tcp": the network also within a host; "": what fits.
-        network: JAX_DFCCL_NETWORK. "ucx": UCX carries the data between hosts; "": TCP does.
+        transport: JAX_DFCCL_TRANSPORT. "tcp": TCP also within a host; "": what fits.
         interface: JAX_DFCCL_INTERFACE. Where to listen with TCP: the name of an interface or an
             address; "": the address by which this host reaches the coordinator.
         ring_bytes: JAX_DFCCL_RING_BYTES. Memory for what is under way between two processes of a
@@ -170,7 +168,6 @@ class ClusterConfig:
     """
 
     transport: str = ""
-    network: str = ""
     interface: str = ""
     ring_bytes: int = 2 << 20
     sockets: int = 1
@@ -185,12 +182,8 @@ class ClusterConfig:
         transport = env.get("JAX_DFCCL_TRANSPORT", cls.transport)
         if transport not in ("", "tcp"):
             raise ValueError(f"JAX_DFCCL_TRANSPORT={transport!r}: must be tcp or empty")
-        network = env.get("JAX_DFCCL_NETWORK", cls.network)
-        if network not in ("", "ucx"):
-            raise ValueError(f"JAX_DFCCL_NETWORK={network!r}: must be ucx or empty")
         return cls(
             transport=transport,
-            network=network,
             interface=env.get("JAX_DFCCL_INTERFACE", cls.interface),
             ring_bytes=_ring_bytes(env, cls.ring_bytes),
             sockets=_whole(env, "JAX_DFCCL_SOCKETS", cls.sockets, 1, _MOST_SOCKETS),
@@ -200,27 +193,6 @@ class ClusterConfig:
             ),
             job_secret=env.get("JAX_DFCCL_JOB_SECRET", cls.job_secret),
         )
-
-
-_UCX_SETTINGS = {
-    "UCX_DEBUG_SIGNO": "0",
-    "UCX_HANDLE_ERRORS": "none",
-    "UCX_MEM_MMAP_HOOK_MODE": "none",
-}
-
-
-def ucx_libraries() -> list[str]:
-    """Names of UCX's library: the system's, which may know InfiniBand, and that of the wheels.
-
-    Also tells UCX, unless the user has, to leave signals and the C library's mmap alone.
-    """
-    for setting, value in _UCX_SETTINGS.items():
-        os.environ.setdefault(setting, value)
-    libraries = ["libucp.so.0"]
-    wheel = importlib.util.find_spec("libucx")
-    if wheel is not None and wheel.origin is not None:
-        libraries.append(str(Path(wheel.origin).with_name("lib") / "libucp.so.0"))
-    return libraries
 
 
 def _ring_bytes(env: Mapping[str, str], default: int) -> int:

@@ -84,17 +84,12 @@ def begin_executable() -> None:
     """The next executable is about to be compiled or loaded; one at a time."""
 
 def cluster_join(
-    process: int,
-    process_of: dict[int, int],
-    host_of: list[int],
-    peer_timeout_s: float,
-    ucx_libraries: list[str],
+    process: int, process_of: dict[int, int], host_of: list[int], peer_timeout_s: float
 ) -> None:
     """Once: the index of this process, the process of each global device id, and the hosts.
 
     `host_of`: a number for the host of each process; empty: not known. Processes that are connected
-    by a network and silent for `peer_timeout_s` are lost; 0: never. `ucx_libraries`: names of UCX's
-    library, of which the first that can be loaded counts, if UCX is to carry the data there.
+    with TCP and silent for `peer_timeout_s` are lost; 0: never.
     """
 
 def cluster_link(process: int, sockets: list[int], memory: int) -> None:

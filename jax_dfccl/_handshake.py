@@ -60,7 +60,6 @@ class Transport(enum.IntEnum):
 
     UNIX = 1
     TCP = 2
-    UCX = 3  # TCP, by which the ends tell each other their addresses of UCX
 
 
 class Verdict(enum.IntEnum):
@@ -163,14 +162,6 @@ async def _send(connection: socket.socket, data: bytes) -> None:
     await asyncio.get_running_loop().sock_sendall(connection, data)
 
 
-def _check_transport(hello: Hello, transport: Transport) -> None:
-    if hello.transport is not transport:
-        raise HandshakeError(
-            f"it is for {hello.transport.name}, this process for {transport.name}: "
-            "JAX_DFCCL_NETWORK must be the same in all processes"
-        )
-
-
 async def greet_acceptor(
     connection: socket.socket,
     me: Identity,
@@ -182,9 +173,8 @@ async def greet_acceptor(
     """The initiator's first step: hears who the acceptor is. Nothing is promised yet."""
     data = await _receive(connection, _HELLO.size)
     hello = Hello.unpack(data)
-    if hello.role is not Role.ACCEPTOR:
+    if hello.role is not Role.ACCEPTOR or hello.transport is not transport:
         raise HandshakeError("it does not answer as an acceptor does")
-    _check_transport(hello, transport)
     if (hello.process, hello.incarnation) != (peer, peer_incarnation):
         raise HandshakeError(f"another process answers (process {hello.process})")
     mine = Hello(
@@ -232,9 +222,8 @@ async def greet_initiator(
     await _send(connection, mine)
     data = await _receive(connection, _HELLO.size)
     hello = Hello.unpack(data)
-    if hello.role is not Role.INITIATOR:
+    if hello.role is not Role.INITIATOR or hello.transport is not transport:
         raise HandshakeError("it does not speak as an initiator does")
-    _check_transport(hello, transport)
     if (hello.peer, hello.peer_incarnation) != (me.process, me.incarnation):
         raise HandshakeError("it takes this process for another one")
     greeting = Greeting(mine, data)

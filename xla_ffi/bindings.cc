@@ -193,13 +193,13 @@ void RegisterSite(int64_t program, int32_t site, std::string operation, std::str
 }
 
 void JoinCluster(int process, std::unordered_map<int64_t, int> process_of, std::vector<int> host_of,
-                 double peer_timeout_s, const std::vector<std::string>& ucx_libraries) {
+                 double peer_timeout_s) {
   const int64_t peer_timeout_ns = Nanoseconds(peer_timeout_s, "peer_timeout_s");
   Status status;
   {
     nb::gil_scoped_release release;
     status = Runtime::Get().JoinCluster(process, std::move(process_of), std::move(host_of),
-                                        peer_timeout_ns, ucx_libraries);
+                                        peer_timeout_ns);
   }
   if (!status.ok()) throw nb::value_error(status.message().c_str());
 }
@@ -379,10 +379,9 @@ NB_MODULE(_core, m) {
         nb::arg("operation"), nb::arg("name"), nb::arg("source"), nb::arg("program_name"),
         nb::arg("after"), "Tells reports and errors what call `site` of `program` is.");
   m.def("cluster_join", &dfccl::JoinCluster, nb::arg("process"), nb::arg("process_of"),
-        nb::arg("host_of"), nb::arg("peer_timeout_s"), nb::arg("ucx_libraries"),
+        nb::arg("host_of"), nb::arg("peer_timeout_s"),
         "Tells which process of a job this one is, which process has each global device, which "
-        "host each process is on (empty: not known), how long one may be silent, and which UCX "
-        "carries the data (empty: sockets). Once.");
+        "host each process is on (empty: not known), and how long one may be silent. Once.");
   m.def("cluster_link", &dfccl::AddLink, nb::arg("process"), nb::arg("sockets"), nb::arg("memory"),
         "Takes over connected, authenticated sockets to a process, and a shared memory file or "
         "-1.");

@@ -35,7 +35,6 @@
 #include "core/plans/choice.h"
 #include "core/plans/plan.h"
 #include "core/reduce/reduce.h"
-#include "core/transport/ucx_api.h"
 
 namespace dfccl {
 namespace {
@@ -132,8 +131,7 @@ class RuntimeImpl : public Runtime {
   bool Cancel(Operation* operation, const Status& status) override;
   void Abandon(int64_t device, uint64_t program, uint64_t launch, const Status& status) override;
   Status JoinCluster(int process, std::unordered_map<int64_t, int> process_of,
-                     std::vector<int> host_of, int64_t peer_timeout_ns,
-                     const std::vector<std::string>& ucx_libraries) override;
+                     std::vector<int> host_of, int64_t peer_timeout_ns) override;
   Status AddLink(int process, const std::vector<int>& sockets, int memory) override {
     return cluster_.AddLink(process, sockets, memory);
   }
@@ -482,8 +480,7 @@ void RuntimeImpl::Collect(Operation* operation, void* destination) {
 }
 
 Status RuntimeImpl::JoinCluster(int process, std::unordered_map<int64_t, int> process_of,
-                                std::vector<int> host_of, int64_t peer_timeout_ns,
-                                const std::vector<std::string>& ucx_libraries) {
+                                std::vector<int> host_of, int64_t peer_timeout_ns) {
   int processes = process + 1;
   int devices_here = 0;
   for (const auto& [device, owner] : process_of) {
@@ -495,14 +492,9 @@ Status RuntimeImpl::JoinCluster(int process, std::unordered_map<int64_t, int> pr
                                                     " processes are more than " +
                                                     std::to_string(Transport::kMostProcesses));
   }
+  SetTopology(process, std::move(process_of), std::move(host_of));
   TransportOptions options;
   options.silence_ns = peer_timeout_ns;
-  if (!ucx_libraries.empty()) {
-    Status status;
-    options.ucx = LoadUcx(ucx_libraries, &status);
-    if (options.ucx == nullptr) return status;
-  }
-  SetTopology(process, std::move(process_of), std::move(host_of));
   return cluster_.Join(process, processes, devices_here, options);
 }
 

@@ -59,7 +59,7 @@ SocketWire::SocketWire(const std::vector<int>& sockets, int64_t slice_bytes, int
     setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
     setsockopt(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof(unsent));
   }
-  silence_ = Silence(network_ && silence_ns > 0);
+  if (network_) silence_ns_ = silence_ns;
 }
 
 SocketWire::~SocketWire() = default;
@@ -329,7 +329,13 @@ void SocketWire::OnEvent() {
 }
 
 bool SocketWire::Tick(bool* heartbeat) {
-  return silence_.Tick(sent_.LoadRelaxed(), received_.LoadRelaxed(), heartbeat);
+  const uint64_t sent = sent_.LoadRelaxed();
+  *heartbeat = silence_ns_ > 0 && sent == sent_before_;
+  sent_before_ = sent;
+  const uint64_t received = received_.LoadRelaxed();
+  silent_ticks_ = received == received_before_ ? silent_ticks_ + 1 : 0;
+  received_before_ = received;
+  return silence_ns_ == 0 || silent_ticks_ <= kTicksOfSilence;
 }
 
 void SocketWire::Shut() {

@@ -15,13 +15,15 @@
 #include <vector>
 
 #include "core/protocol/atomics.h"
-#include "core/transport/silence.h"
 #include "core/transport/wire.h"
 
 namespace dfccl {
 
 class SocketWire : public Wire {
  public:
+  // In a time of silence_ns there must be so many ticks.
+  static constexpr int kTicksOfSilence = 5;
+
   // Keeps `sockets`, which both ends list in the same order. `silence_ns`: after which
   // a peer on another host is lost.
   SocketWire(const std::vector<int>& sockets, int64_t slice_bytes, int64_t silence_ns);
@@ -87,6 +89,7 @@ class SocketWire : public Wire {
   std::vector<std::unique_ptr<Lane>> lanes_;
   const int64_t slice_bytes_;
   bool network_ = false;
+  int64_t silence_ns_ = 0;
   int epoll_ = -1;
   void* tag_ = nullptr;
   Atomic<uint32_t> armed_;  // somebody waits for the next arrival to become an event
@@ -104,7 +107,9 @@ class SocketWire : public Wire {
   Status end_;
 
   // The transport's thread.
-  Silence silence_{false};
+  uint64_t sent_before_ = 0;
+  uint64_t received_before_ = 0;
+  int silent_ticks_ = 0;
 };
 
 }  // namespace dfccl

@@ -24,9 +24,7 @@
 #include "core/protocol/pollers.h"
 #include "core/transport/link.h"
 #include "core/transport/ring_wire.h"
-#include "core/transport/silence.h"
 #include "core/transport/socket_wire.h"
-#include "core/transport/ucx_wire.h"
 
 namespace dfccl {
 
@@ -38,7 +36,6 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kLinger{1};
 constexpr int kPollsPerYield = 64;
 constexpr int kEvents = 64;
-constexpr int kUcxPauseMs = 5;
 // The part of spin_ns that is always spun.
 constexpr int kShortestSpin = 64;
 
@@ -77,8 +74,7 @@ class TransportImpl : public Transport, private Waker {
     if (process < 0 || process >= kMostProcesses || process == process_) {
       return refuse({StatusCode::kInvalidArgument, "no such process"});
     }
-    const bool one = memory >= 0 || options_.ucx != nullptr;
-    if (sockets.empty() || sockets.size() > (one ? 1 : kMostSockets)) {
+    if (sockets.empty() || sockets.size() > (memory >= 0 ? 1 : kMostSockets)) {
       return refuse({StatusCode::kInvalidArgument, "no such number of sockets"});
     }
     if (stop_.LoadSeqCst() != 0) return refuse({StatusCode::kAborted, "the transport is closed"});
@@ -88,11 +84,6 @@ class TransportImpl : public Transport, private Waker {
       wire = RingWire::New(sockets[0], memory, process_ < process, options_, &status);
       if (wire == nullptr) return refuse(status);
       close(memory);
-    } else if (options_.ucx != nullptr) {
-      Status status;
-      wire = UcxWire::New(options_.ucx, sockets[0], options_.slice_bytes, options_.silence_ns,
-                          &status);
-      if (wire == nullptr) return refuse(status);
     } else {
       wire = std::make_unique<SocketWire>(sockets, options_.slice_bytes, options_.silence_ns);
     }
@@ -210,9 +201,6 @@ class TransportImpl : public Transport, private Waker {
       const auto rest = std::chrono::ceil<std::chrono::milliseconds>(next_tick_ - before);
       timeout_ms = static_cast<int>(std::clamp<int64_t>(rest.count(), 0, 1'000'000));
     }
-    // UCX loses events, so with it nothing is waited for without looking now and then.
-    if (options_.ucx != nullptr)
-      timeout_ms = timeout_ms < 0 ? kUcxPauseMs : std::min(timeout_ms, kUcxPauseMs);
     const int count = epoll_wait(epoll_, events, kEvents, timeout_ms);
     BeginPolling();
     for (int i = 0; i < count; ++i) {
@@ -273,7 +261,7 @@ class TransportImpl : public Transport, private Waker {
   Atomic<uint32_t> stop_;
 
   // The thread and its own.
-  const std::chrono::nanoseconds tick_{options_.silence_ns / Silence::kTicks};
+  const std::chrono::nanoseconds tick_{options_.silence_ns / SocketWire::kTicksOfSilence};
   const std::chrono::nanoseconds most_spin_{options_.spin_ns};
   std::chrono::nanoseconds spin_{options_.spin_ns};
   Clock::time_point next_tick_;

@@ -14,8 +14,6 @@
 
 namespace dfccl {
 
-struct UcxApi;
-
 struct OutgoingMessage {
   static constexpr uint32_t kMaxHeader = 4096;
   const void* header = nullptr;  // copied by Post; at least one byte
@@ -67,8 +65,6 @@ struct TransportOptions {
   // A peer over the network that says nothing for so long (it sends heartbeats,
   // whatever its program does) is down. 0: never.
   int64_t silence_ns = 30'000'000'000;
-  // What carries the data of links without memory in common; nullptr: their sockets.
-  const UcxApi* ucx = nullptr;
 };
 
 class Transport {
@@ -84,10 +80,10 @@ class Transport {
 
   // Takes over connected stream sockets (AF_UNIX, or TCP) to `process`, on which
   // nothing has been sent yet; several, which both ends list in the same order, share
-  // large payloads (with TransportOptions::ucx there is one). `memory` >= 0: a memory file that
-  // both ends have mapped in common, so that data goes through rings in it and the one socket is
-  // only doorbell and death bell; the end with the smaller process number uses the first half for
-  // what it sends. The file holds zeros, at least 64 KiB, and must not shrink (seal it). All
+  // large payloads. `memory` >= 0: a memory file that both ends have mapped in common,
+  // so that data goes through rings in it and the one socket is only doorbell and death
+  // bell; the end with the smaller process number uses the first half for what it
+  // sends. The file holds zeros, at least 64 KiB, and must not shrink (seal it). All
   // descriptors are the transport's then, also if this fails. Queued messages go out.
   // Thread-safe.
   virtual Status AddLink(int process, const std::vector<int>& sockets, int memory) = 0;

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives between processes: tests/programs/across*.py, one process for each rank."""
 
-import ctypes.util
 import os
 import shutil
 import signal
@@ -53,15 +52,10 @@ TCP_CASES = [
     ("unawaited", 2, 2),
     ("absent", 3, 2),
 ]
-UCX_CASES = [("kinds", 2, 2)]
 LONG = [pytest.mark.soak, pytest.mark.timeout(1200)]
 # JAX then lets the survivors of a failure go on.
 RECOVERABLE = {"JAX_ENABLE_RECOVERABILITY": "1"}
 TCP = {"JAX_DFCCL_TRANSPORT": "tcp"}
-UCX = {**TCP, "JAX_DFCCL_NETWORK": "ucx"}
-NEEDS_UCX = pytest.mark.skipif(
-    ctypes.util.find_library("ucp") is None, reason="there is no UCX here (Debian's libucx0)"
-)
 MIB_OF_FLOATS = 1 << 18
 
 
@@ -81,18 +75,6 @@ def test_a_circle_that_is_found_before_its_first_process_has_come():
 )
 def test_values_and_errors_over_tcp(case, processes, devices):
     jobs.all_right(jobs.run("across", case, processes, devices, **TCP))
-
-
-@NEEDS_UCX
-@pytest.mark.parametrize(
-    ("case", "processes", "devices"),
-    [
-        pytest.param(*case, marks=() if case in UCX_CASES else pytest.mark.soak)
-        for case in TCP_CASES
-    ],
-)
-def test_values_and_errors_over_ucx(case, processes, devices):
-    jobs.all_right(jobs.run("across", case, processes, devices, **UCX))
 
 
 # Order --------------------------------------------------------------------------------------------
@@ -163,7 +145,6 @@ def _survivors_are_right(ended, exit_status=None) -> None:
     ("case", "exit_status", "options"),
     [
         ("killed", -signal.SIGKILL, TCP),
-        pytest.param("killed", -signal.SIGKILL, UCX, marks=NEEDS_UCX),
         ("exits", 3, {}),
         ("raises", 1, {}),
         ("returns", 0, {}),
@@ -262,15 +243,6 @@ def test_two_hosts_with_delay_loss_and_reordering(case):
             jobs.all_right(jobs.ends(job))
 
 
-@NEEDS_UCX
-@pytest.mark.parametrize("case", ["order", pytest.param("kinds", marks=LONG)])
-def test_two_hosts_with_ucx_between_them(case):
-    with two_hosts() as hosts:
-        options = {"JAX_DFCCL_NETWORK": "ucx", "UCX_NET_DEVICES": hosts.links[0].device}
-        with _on_two_hosts(hosts, "across", case, **options) as job:
-            jobs.all_right(jobs.ends(job))
-
-
 def test_urgent_calls_go_past_a_large_one_over_a_poor_link():
     with two_hosts() as hosts:
         hosts.disturb(**POOR)
@@ -331,13 +303,10 @@ CUTS = {"both": (0, 1), "from the first": (0,), "from the second": (1,)}
         ("both", {}),
         ("both", {"JAX_DFCCL_INTERFACE": "wire1"}),
         ("both", {"JAX_DFCCL_SOCKETS": "3"}),
-        pytest.param(
-            *("both", {"JAX_DFCCL_NETWORK": "ucx", "UCX_NET_DEVICES": "wire0"}), marks=NEEDS_UCX
-        ),
         ("from the first", {}),
         pytest.param("from the second", {}, marks=LONG),
     ],
-    ids=["both", "interface", "sockets", "ucx", "first", "second"],
+    ids=["both", "interface", "sockets", "first", "second"],
 )
 def test_a_link_between_hosts_is_cut(way, variables, tmp_path):
     """The link that is chosen: what goes over the other, as to the coordinator, passes."""

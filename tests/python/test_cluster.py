@@ -26,7 +26,7 @@ import pytest
 from cluster import LIMIT_S, Runtime, Store, listening, receive, send, wait_until
 from hypothesis import strategies
 
-from jax_dfccl import _address, _cluster, _core, _handshake
+from jax_dfccl import _address, _cluster, _handshake
 from jax_dfccl._address import Address, AddressError
 from jax_dfccl._cluster import Cluster
 from jax_dfccl._config import ClusterConfig
@@ -755,7 +755,6 @@ def test_settings():
     config = ClusterConfig.from_environment(
         {
             "JAX_DFCCL_TRANSPORT": "tcp",
-            "JAX_DFCCL_NETWORK": "ucx",
             "JAX_DFCCL_INTERFACE": "eth0",
             "JAX_DFCCL_RING_BYTES": "65536",
             "JAX_DFCCL_SOCKETS": "3",
@@ -764,7 +763,7 @@ def test_settings():
             "JAX_DFCCL_JOB_SECRET": SECRET,
         }
     )
-    assert config == ClusterConfig("tcp", "ucx", "eth0", 65536, 3, 1.5, 2.5, SECRET)
+    assert config == ClusterConfig("tcp", "eth0", 65536, 3, 1.5, 2.5, SECRET)
     assert SECRET not in repr(config)
 
 
@@ -772,7 +771,6 @@ def test_settings():
     ("variable", "value"),
     [
         ("JAX_DFCCL_TRANSPORT", "udp"),
-        ("JAX_DFCCL_NETWORK", "tcp"),
         ("JAX_DFCCL_RING_BYTES", "65537"),
         ("JAX_DFCCL_RING_BYTES", "32768"),
         ("JAX_DFCCL_RING_BYTES", "2M"),
@@ -787,11 +785,6 @@ def test_settings():
 def test_bad_settings(variable, value):
     with pytest.raises(ValueError, match=f"{variable}={value!r}"):
         ClusterConfig.from_environment({variable: value})
-
-
-def test_a_ucx_that_is_not_there_is_an_error_that_says_so():
-    with pytest.raises(ValueError, match=r"UCX cannot be used: libucp\.so\.999: cannot open"):
-        _core.cluster_join(0, {0: 0, 1: 1}, [], 0.0, ["libucp.so.999"])
 
 
 # With jax.distributed -----------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def begin(case: Case, x, axis, **options):
 def _all_are_waited_for():
     before = _core.report()["open_tickets"]
     yield
-    assert _core.report()["open_tickets"] == before
+    assert _core.report()["open_tickets"] <= before  # what others left may be gone
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -55,12 +55,7 @@ class Runtime:
         self._events: list[int] = []
 
     def cluster_join(
-        self,
-        process: int,
-        process_of: dict[int, int],
-        host_of: list[int],
-        peer_timeout_s: float,
-        ucx_libraries: list[str],
+        self, process: int, process_of: dict[int, int], host_of: list[int], peer_timeout_s: float
     ) -> None:
         self.joined.append((process, process_of))
         self.hosts = host_of

@@ -61,7 +61,7 @@ class Process {
     Runtime::Configure(runtime);
     std::unordered_map<int64_t, int> process_of;
     for (int i = 0; i < processes * kGpus; ++i) process_of[kFirst + i] = i / kGpus;
-    EXPECT_TRUE(Runtime::Get().JoinCluster(self, process_of, {}, /*peer_timeout_ns=*/0, {}).ok());
+    EXPECT_TRUE(Runtime::Get().JoinCluster(self, process_of, {}, /*peer_timeout_ns=*/0).ok());
     testing::AddLinks(self, wires);
     CudaOptions options = testing::SmallOptions();
     options.service.several_processes = true;

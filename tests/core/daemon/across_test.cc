@@ -49,9 +49,7 @@ void Join(const Job& job, int self, const Wires& wires) {
   for (int process = 0; process < job.processes && job.hosts > 1; ++process) {
     host_of.push_back(process * job.hosts / job.processes);
   }
-  if (!Runtime::Get().JoinCluster(self, process_of, host_of, /*peer_timeout_ns=*/0, {}).ok()) {
-    _exit(10);
-  }
+  if (!Runtime::Get().JoinCluster(self, process_of, host_of, /*peer_timeout_ns=*/0).ok()) _exit(10);
   AddLinks(self, wires);
 }
 

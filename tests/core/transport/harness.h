@@ -14,7 +14,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -26,51 +25,24 @@
 #include <vector>
 
 #include "core/transport/transport.h"
-#include "core/transport/ucx_api.h"
 
 namespace dfccl {
 
 // What a link may go over. kLent: as kRing, with payloads of any size that is not small
-// left in their sender's memory. kTcps: three sockets. kUcx: where it can be loaded.
-enum class Over { kRing, kLent, kUnix, kTcp, kTcps, kUcx };
+// left in their sender's memory. kTcps: three sockets.
+enum class Over { kRing, kLent, kUnix, kTcp, kTcps };
 const auto kOverAll =
-    testing::Values(Over::kRing, Over::kLent, Over::kUnix, Over::kTcp, Over::kTcps, Over::kUcx);
-
-// Of the environment's DFCCL_UCX_LIBRARY, or the system's. nullptr, with the reason: none.
-inline const UcxApi* UcxOrWhyNot(std::string* why_not) {
-  const char* const library = std::getenv("DFCCL_UCX_LIBRARY");
-  Status status;
-  const UcxApi* const api = LoadUcx({library != nullptr ? library : "libucp.so.0"}, &status);
-  *why_not = status.message();
-  return api;
-}
-
-// At the beginning of a test over `over`.
-#define DFCCL_SKIP_WITHOUT(over)                                    \
-  do {                                                              \
-    std::string why_not;                                            \
-    if ((over) == Over::kUcx && UcxOrWhyNot(&why_not) == nullptr) { \
-      GTEST_SKIP() << why_not;                                      \
-    }                                                               \
-  } while (false)
+    testing::Values(Over::kRing, Over::kLent, Over::kUnix, Over::kTcp, Over::kTcps);
 
 inline const char* OverName(Over over) {
-  static const char* const kNames[] = {"Ring", "Lent", "Unix", "Tcp", "Tcps", "Ucx"};
+  static const char* const kNames[] = {"Ring", "Lent", "Unix", "Tcp", "Tcps"};
   return kNames[static_cast<int>(over)];
 }
 
-// A process that forks later must not load UCX.
-inline TransportOptions OptionsBeforeFork(Over over) {
+inline TransportOptions OptionsFor(Over over) {
   TransportOptions options;
   options.lent_bytes = over == Over::kLent ? 2000 : 0;
   options.lent_slice_bytes = options.slice_bytes;
-  return options;
-}
-
-inline TransportOptions OptionsFor(Over over) {
-  TransportOptions options = OptionsBeforeFork(over);
-  std::string why_not;
-  if (over == Over::kUcx) options.ucx = UcxOrWhyNot(&why_not);
   return options;
 }
 
@@ -103,7 +75,7 @@ inline void ConnectTcp(Ends* ends) {
 
 inline Ends Connect(Over over, int64_t memory_bytes = 1 << 20) {
   Ends ends;
-  if (over == Over::kTcp || over == Over::kTcps || over == Over::kUcx) {
+  if (over == Over::kTcp || over == Over::kTcps) {
     for (int i = 0; i < (over == Over::kTcps ? 3 : 1); ++i) ConnectTcp(&ends);
     return ends;
   }
