@@ -44,11 +44,12 @@ for _allowing in (
     _allowing.add_type(MessageEffect)
 
 
-def settle_effects(is_stuck: Callable[[], bool]) -> None:
+def settle_effects(is_stuck: Callable[[], bool]) -> threading.Thread:
     """Waits for this thread's programs with effects, as JAX does at exit.
 
     But not for ever where something is stuck after a while, and those that have failed, of which
-    who asked for results has heard, are no errors.
+    who asked for results has heard, are no errors. Returns the thread that waits for the rest: a
+    thread that comes back from JAX when Python has gone ends the process by a signal (until 3.13).
     """
     tokens = list(dispatch.runtime_tokens.output_runtime_tokens.values())
     dispatch.runtime_tokens.output_runtime_tokens.clear()
@@ -63,6 +64,7 @@ def settle_effects(is_stuck: Callable[[], bool]) -> None:
     waiting.join(2.0)
     while waiting.is_alive() and not is_stuck():
         waiting.join(0.1)
+    return waiting
 
 
 def hide_from_source_lines(file: str) -> None:

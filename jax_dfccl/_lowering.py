@@ -147,13 +147,14 @@ def register(platform: str = "cpu") -> None:
 def _shut_down() -> None:
     from jax_dfccl import _core
 
-    _compat.settle_effects(lambda: bool(_core.report()["in_flight"]))
+    waiting = _compat.settle_effects(lambda: bool(_core.report()["in_flight"]))
     sent = [entry for entry in _core.report()["in_flight"] if entry["operation"].startswith("send")]
     for entry in sent[:8]:
         key = f" key {entry['key']}" if entry["key"] else ""
         what = f"{entry['operation']} '{entry['name']}'{key} at {entry['source']}"
         print(f"jax_dfccl: at exit nobody had received: {what}", file=sys.stderr)
     _core.shutdown()
+    waiting.join(10.0)  # which the end of all calls has ended
 
 
 def _register_site(site: _passes.Site) -> None:
