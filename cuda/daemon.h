@@ -157,8 +157,7 @@ class Daemon {
     const SubmissionEntry& entry = task.entry;
     switch (task.phase) {
       case Phase::kAwaitsReady:
-        // Acquire: partner is the stream's write, after the operands.
-        return static_cast<int64_t>(entry.words->ready.LoadAcquire() - entry.sequence) >= 0;
+        return Reached(entry.words->ready, entry.sequence);  // after the operands
       case Phase::kSteps:
         if (entry.record->roll.Failed()) return true;
         if (entry.generation != 0) {

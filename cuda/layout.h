@@ -55,6 +55,12 @@ struct OperationWords {
   alignas(kCacheLine) uint64_t ticket;
 };
 
+// Whether one of these words has come to `sequence`, in the order of a counter that goes
+// around. Acquire: partner is the write of a stream or a block.
+DFCCL_HOST_DEVICE inline bool Reached(const Atomic<uint64_t>& word, uint64_t sequence) {
+  return static_cast<int64_t>(word.LoadAcquire() - sequence) >= 0;
+}
+
 // A member's index arrays of a ragged exchange, in device memory; see core/runtime.h.
 struct RaggedArrays {
   const void* input_offsets;

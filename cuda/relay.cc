@@ -35,8 +35,7 @@ struct Relay::Part {
   Status cancelled;         // while it was being submitted
   bool cancelling = false;  // somebody holds `submitted`, which must not be given back
 
-  // Acquire: partner is the stream's write.
-  bool IsReady() const { return static_cast<int64_t>(words->ready.LoadAcquire() - sequence) >= 0; }
+  bool IsReady() const { return Reached(words->ready, sequence); }
 
   void ReadArrays() {
     const int members = submission.group->size();

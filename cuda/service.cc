@@ -82,6 +82,12 @@ uint32_t PostedWords(const Signature& signature) {
   return static_cast<uint32_t>((bytes + FlaggedWord::kBytes - 1) / FlaggedWord::kBytes);
 }
 
+// A ticket is the place of an operation, from 1, and its generation above that.
+uint64_t TicketOf(uint32_t index, uint32_t generation) {
+  return uint64_t{generation} << 32 | (index + 1);
+}
+uint32_t IndexOf(uint64_t ticket) { return static_cast<uint32_t>(ticket) - 1; }
+
 Status Refused(const Submission& submission, const std::string& why) {
   return Status(StatusCode::kInvalidArgument, Text(submission) + ": " + why);
 }
@@ -360,9 +366,9 @@ Status Service::Enter(int gpu, Stream stream, const Submission& submission,
   operation.generation = operations_[index].generation;
   instance->operations[operation.member] = index;
   ++instance->joined;
-  *ticket = uint64_t{operation.generation} << 32 | (index + 1);
+  *ticket = TicketOf(index, operation.generation);
 
-  Status status = Keep(stream, *ticket, keep, &operation);
+  Status status = GiveTicket(stream, *ticket, keep, &operation);
   if (status.ok() && operation.staged_source != nullptr && operation.source_bytes > 0) {
     status = site->gpu->Copy(stream, operation.staged_source, submission.source,
                              static_cast<size_t>(operation.source_bytes));
@@ -410,7 +416,7 @@ Service::HostOperation Service::MakeOperation(int gpu, const Submission& submiss
   return operation;
 }
 
-Status Service::Keep(Stream stream, uint64_t ticket, void* there, HostOperation* operation) {
+Status Service::GiveTicket(Stream stream, uint64_t ticket, void* there, HostOperation* operation) {
   if (there == nullptr) return Status();
   operation->kept = true;
   operation->words->ticket = ticket;
@@ -451,8 +457,8 @@ Status Service::EnterRelay(int gpu, Stream stream, const Submission& submission,
   site->free_words.pop_back();
   const uint32_t index = NewOperation();
   operation.generation = operations_[index].generation;
-  *ticket = uint64_t{operation.generation} << 32 | (index + 1);
-  status = Keep(stream, *ticket, keep, &operation);
+  *ticket = TicketOf(index, operation.generation);
+  status = GiveTicket(stream, *ticket, keep, &operation);
 
   Submission staged = submission;
   staged.source = operation.staged_source;
@@ -888,11 +894,6 @@ void Service::EndInstance(Instance* instance) {
   instances_.erase(key);
 }
 
-// Acquire: partner is the write of a stream or a block.
-bool Service::Reached(const Atomic<uint64_t>& word, uint64_t sequence) {
-  return static_cast<int64_t>(word.LoadAcquire() - sequence) >= 0;
-}
-
 // Whether a stream, or a wait, has yet to copy to or from memory that the operation holds.
 bool Service::IsHeld(const HostOperation& operation) {
   const OperationWords& words = *operation.words;
@@ -920,7 +921,7 @@ void Service::Retire(uint32_t index) {
 }
 
 Service::HostOperation* Service::OperationOf(uint64_t ticket) {
-  const uint64_t index = (ticket & 0xffffffffu) - 1;
+  const uint32_t index = IndexOf(ticket);
   if (index >= operations_.size()) return nullptr;
   HostOperation& operation = operations_[index];
   const bool good =
@@ -985,7 +986,7 @@ void Service::Serve(Awaiting* awaiting) {
     status = CheckWait(operation, wait);
     if (status.ok()) {
       operation->taken = operation->awaited = true;
-      awaiting->operation = static_cast<int64_t>((words->ticket & 0xffffffffu) - 1);
+      awaiting->operation = IndexOf(words->ticket);
     }
   }
   bool copied = false;
@@ -1048,7 +1049,7 @@ bool Service::DropKept(uint64_t ticket) {
   if (operation == nullptr) return false;
   operation->taken = true;
   operation->words->released.StoreRelease(operation->sequence);  // no stream will
-  if (operation->state == State::kOver) Retire(static_cast<uint32_t>((ticket & 0xffffffffu) - 1));
+  if (operation->state == State::kOver) Retire(IndexOf(ticket));
   return true;
 }
 
@@ -1122,7 +1123,7 @@ Status Service::Finish(Stream stream, uint64_t ticket, void* destination) {
   if (OperationOf(ticket) == nullptr) {
     return Status(StatusCode::kInternal, "the ticket of a collective is not, or no longer, valid");
   }
-  const auto index = static_cast<uint32_t>((ticket & 0xffffffffu) - 1);
+  const uint32_t index = IndexOf(ticket);
   HostOperation& operation = operations_[index];
   const int64_t device = operation.device;
   Gpu& gpu = *gpus_[operation.site]->gpu;
@@ -1180,9 +1181,14 @@ std::vector<FlightEntry> Service::InFlight() {
     entry.dtype = DTypeName(signature.dtype);
     entry.count = signature.count;
     entry.bytes = std::max(operation.source_bytes, operation.result_bytes);
-    entry.plan =
-        PlanName(PlanRules(options_.plan_rules)
-                     .Choose(signature, operation.group->size(), operation.group->placement));
+    if (instance != nullptr) {
+      const PlanKey& key = instance->plan->key;
+      entry.plan = PlanName({key.algorithm, key.chunks_per_member});
+    } else {  // as the host's runtime will
+      entry.plan =
+          PlanName(PlanRules(options_.plan_rules)
+                       .Choose(signature, operation.group->size(), operation.group->placement));
+    }
     entry.group = operation.group->members;
     if (instance != nullptr) {
       for (size_t i = 0; i < instance->operations.size(); ++i) {

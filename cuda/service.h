@@ -258,7 +258,7 @@ class Service {
   Status EnterRelay(int gpu, Stream stream, const Submission& submission,
                     const RaggedArrays* ragged, uint64_t* ticket, void* keep,
                     std::unique_lock<std::mutex>& lock);
-  Status Keep(Stream stream, uint64_t ticket, void* there, HostOperation* operation);
+  Status GiveTicket(Stream stream, uint64_t ticket, void* there, HostOperation* operation);
   bool GoesThroughHost(const Group& group) const;
   HostOperation MakeOperation(int gpu, const Submission& submission, const RaggedArrays* ragged);
   Status PopError(int64_t device);
@@ -277,7 +277,6 @@ class Service {
                HostOperation* operation);
   Status TakeHostMemory(const Submission& submission, int64_t index_bytes, Site* site,
                         HostOperation* operation, std::unique_lock<std::mutex>& lock);
-  static bool Reached(const Atomic<uint64_t>& word, uint64_t sequence);
   static bool IsHeld(const HostOperation& operation);
   void GiveBack(HostOperation* operation);
   uint32_t NewOperation();

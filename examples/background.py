@@ -21,7 +21,7 @@ import decoder
 import jax
 import meshes
 import numpy as np
-from decoder import AXES, Sizes
+from decoder import AXES
 from jax.sharding import PartitionSpec as P
 from meshes import say
 
@@ -36,11 +36,10 @@ parser = argparse.ArgumentParser(
 parser.add_argument("--steps", type=int, default=12)
 parser.add_argument("--every", type=int, default=3, help="steps from checkpoint to checkpoint")
 parser.add_argument("--distributed", action="store_true", help="in a job of several processes")
-for name, default in Sizes()._asdict().items():
-    parser.add_argument(f"--{name}", type=int, default=default)
+decoder.add_sizes(parser)
 options = parser.parse_args()
 meshes.begin(options.distributed)
-sizes = Sizes(*(getattr(options, name) for name in Sizes._fields))
+sizes = decoder.sizes_of(options)
 mesh = meshes.make_mesh(data=2, stage=2, model=2)
 first = decoder.initial(sizes, mesh.shape["stage"])
 specs = decoder.specs(first)

@@ -41,6 +41,16 @@ class Sizes(NamedTuple):
     microbatches: int = 2
 
 
+def add_sizes(parser):
+    """An option for each size."""
+    for name, default in Sizes()._asdict().items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+
+
+def sizes_of(options):
+    return Sizes(*(getattr(options, name) for name in Sizes._fields))
+
+
 # --- text -----------------------------------------------------------------------------------------
 
 

@@ -26,7 +26,7 @@ import decoder
 import jax
 import meshes
 import numpy as np
-from decoder import AXES, Sizes
+from decoder import AXES
 from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
@@ -45,12 +45,11 @@ parser.add_argument("--steps", type=int, default=6)
 parser.add_argument("--cut-local", action="store_true", help="see jax_dfccl.dispatch")
 parser.add_argument("--distributed", action="store_true", help="in a job of several processes")
 parser.add_argument("--measure", type=int, default=0, metavar="STEPS")
-for name, default in Sizes()._asdict().items():
-    parser.add_argument(f"--{name}", type=int, default=default)
+decoder.add_sizes(parser)
 options = parser.parse_args()
 
 meshes.begin(options.distributed)
-sizes = Sizes(*(getattr(options, name) for name in Sizes._fields))
+sizes = decoder.sizes_of(options)
 mesh = meshes.make_mesh(data=2, stage=2, model=2)
 first = decoder.initial(sizes, mesh.shape["stage"])
 no_moments = decoder.no_moments(first)

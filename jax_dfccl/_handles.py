@@ -323,8 +323,9 @@ def cancel(handle: Handle) -> bool:
     """
     cancelled = False
     for ticket in _concrete("cancel", handle):
+        gpu = _is_on_gpus(ticket)
         for number in numbers_of(ticket):
-            cancelled |= _core.handle_cancel(number, _is_on_gpus(ticket))
+            cancelled |= _core.handle_cancel(number, gpu)
     return cancelled
 
 

@@ -30,11 +30,14 @@ void ReleaseFinished(void* operation) {
   Runtime::Get().Release(static_cast<Operation*>(operation));
 }
 
-// Gives an operation that nobody will collect back, now or when it finishes.
+// Calls function(argument) when the operation finishes, or now if it has.
+void WhenFinished(Operation* operation, Runtime::Callback function, void* argument, bool blocks) {
+  if (!Runtime::Get().OnFinish(operation, function, argument, blocks)) function(argument);
+}
+
+// Gives an operation that nobody will collect back.
 void ReleaseEventually(Operation* operation) {
-  if (!Runtime::Get().OnFinish(operation, ReleaseFinished, operation, /*blocks=*/false)) {
-    ReleaseFinished(operation);
-  }
+  WhenFinished(operation, ReleaseFinished, operation, /*blocks=*/false);
 }
 
 void ReapLost(const StartedOperation& started) {
@@ -113,9 +116,7 @@ XLA_FFI_Error* Await(XLA_FFI_CallFrame* frame, const Awaited& awaited) {
   if (XLA_FFI_Error* error = CreateFuture(api, &future)) return error;
   frame->future = future;
   auto* completion = new Completion{awaited, api, future};
-  if (!runtime.OnFinish(awaited.operation, Completion::Run, completion, /*blocks=*/true)) {
-    Completion::Run(completion);
-  }
+  WhenFinished(awaited.operation, Completion::Run, completion, /*blocks=*/true);
   return nullptr;
 }
 
@@ -189,10 +190,7 @@ struct Announcement {
 };
 
 void AnnounceEnd(Operation* operation, int32_t tag) {
-  auto* announcement = new Announcement{operation, tag};
-  if (!Runtime::Get().OnFinish(operation, Announcement::Run, announcement, /*blocks=*/false)) {
-    Announcement::Run(announcement);
-  }
+  WhenFinished(operation, Announcement::Run, new Announcement{operation, tag}, /*blocks=*/false);
 }
 
 // Gives back a message that its sender does not wait for.
@@ -214,20 +212,18 @@ XLA_FFI_Error* ExecuteStart(XLA_FFI_CallFrame* frame) {
   static_cast<StartedCall&>(started) = MakeStarted(submission);
   started.operation = Runtime::Get().Submit(submission);
   started.kept = kept;
-  uint64_t ticket = 0;
-  CallState* state;
-  if (XLA_FFI_Error* error = GetState(frame, &state)) return error;
-  if (state->detached) {
-    if (!Runtime::Get().OnFinish(started.operation, EndDetached, started.operation,
-                                 /*blocks=*/false)) {
-      EndDetached(started.operation);
-    }
-  } else {
-    ticket = Tickets().Put(started);
+  CallState* state = nullptr;
+  bool detached = false;
+  if constexpr (kept) {
+    if (XLA_FFI_Error* error = GetState(frame, &state)) return error;
+    detached = state->detached;
   }
+  const uint64_t ticket = detached ? 0 : Tickets().Put(started);
   std::memcpy(Result(*frame).data, &ticket, sizeof(ticket));
   if constexpr (kept) {
-    if (state->has_tag) {
+    if (detached) {
+      WhenFinished(started.operation, EndDetached, started.operation, /*blocks=*/false);
+    } else if (state->has_tag) {
       int32_t tag;
       std::memcpy(&tag, Operand(*frame, frame->args.size - 1).data, sizeof(tag));
       AnnounceEnd(started.operation, tag);

@@ -225,10 +225,14 @@ struct Execution {
   XLA_FFI_Error* Fail(const XLA_FFI_CallFrame* frame, const Status& status) const {
     const uint64_t launch = state->call_site->Launch(run_id);
     Started::Get().Forget(gpu, state->program, launch);
-    service->Abandon(gpu, stream, state->program, launch, status);
+    Abandon(stream, launch, status);
+    return ToFfiError(frame->api, status);
+  }
+
+  void Abandon(gpu::Stream of_launch, uint64_t launch, const Status& status) const {
+    service->Abandon(gpu, of_launch, state->program, launch, status);
     // Of what has gone to the host; and other processes hear that they wait in vain.
     Runtime::Get().Abandon(device, state->program, launch, status);
-    return ToFfiError(frame->api, status);
   }
 };
 
@@ -260,9 +264,8 @@ XLA_FFI_Error* ExecuteStart(XLA_FFI_CallFrame* frame) {
   std::vector<uint64_t> lost;
   Started::Get().Put(execution.gpu, call, &lost);
   for (uint64_t launch : lost) {
-    const Status why(StatusCode::kAborted, "the program ended before its done");
-    execution.service->Abandon(execution.gpu, nullptr, call.program, launch, why);
-    Runtime::Get().Abandon(execution.device, call.program, launch, why);
+    execution.Abandon(nullptr, launch,
+                      Status(StatusCode::kAborted, "the program ended before its done"));
   }
   return nullptr;
 }
